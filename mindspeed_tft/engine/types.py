@@ -1,0 +1,185 @@
+"""The words the engine speaks: what it is told (events) and what it answers (actions).
+
+Pure data, no behaviour: everything here is frozen, comparable and printable, so that a whole incident can be
+logged, replayed and simulated. Times are seconds on a monotonic clock that the caller owns; steps are the numbers
+Megatron prints (the first step is 1); a rank is a global rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum
+
+
+class Commit(str, Enum):
+    """Where a rank stands at the commit point of the step it was computing."""
+
+    NONE = "none"  # gradients of this step are not final on this rank
+    ENTERED = "entered"  # gradients final, the commit collective did not complete here
+    PASSED = "passed"  # the commit collective completed: every rank had final gradients
+
+
+class Update(str, Enum):
+    """State of this rank's optimizer shard with respect to the step it was computing."""
+
+    UNTOUCHED = "untouched"  # still the shard of the previous step
+    DIRTY = "dirty"  # the local update began and did not end
+    DONE = "done"  # the shard of this step
+
+
+@dataclass(frozen=True)
+class RankInfo:
+    """What a rank says about itself when it registers."""
+
+    rank: int
+    host: str
+    pid: int
+    part: str  # model part, e.g. "tp0-pp1": its ranks hold the same parameters and write one checkpoint file
+    dp_rank: int  # position in the part's data-parallel list
+    holds: tuple[str, ...]  # ids of the optimizer shards in this rank's memory, e.g. ("tp0-pp1/dense/0",)
+
+
+@dataclass(frozen=True)
+class RankReport:
+    """What a stopped rank says about its state. It stays as reported until an order changes it."""
+
+    rank: int
+    step: int  # the step being computed; after its end and before the next begins, still that step
+    commit: Commit
+    update: Update
+    fault: str = ""  # why this rank itself stopped ("" when it was only told to, or lost a peer)
+    trusted: bool = True  # False: its tensors may be damaged (memory fault); never a source
+    rng_start: str = ""  # sha256 of the RNG snapshot at the start of `step`
+    rng_end: str = ""  # sha256 of the RNG state at the end of `step` ("" before its update began)
+
+
+# ------------------------------------------------------------------------------------------------- events
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that happened, with the time at which the controller saw it."""
+
+    at: float
+
+
+@dataclass(frozen=True)
+class Registered(Event):
+    info: RankInfo
+
+
+@dataclass(frozen=True)
+class Heartbeat(Event):
+    rank: int
+    step: int
+    phase: str
+
+
+@dataclass(frozen=True)
+class FaultSeen(Event):
+    """A rank that is alive says that it, or one of its peers, is broken."""
+
+    rank: int
+    kind: str  # "exception", "terminated", "peer", "memory", "communication", ...
+    message: str
+    own: bool  # True: the fault is this rank's own; False: it only noticed a lost peer
+
+
+@dataclass(frozen=True)
+class RankLost(Event):
+    """The process of a rank is gone (connection closed without goodbye, or its agent said so)."""
+
+    rank: int
+    message: str
+
+
+@dataclass(frozen=True)
+class RankFinished(Event):
+    """A rank ended training in the ordinary way and said goodbye."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Reported(Event):
+    report: RankReport
+
+
+@dataclass(frozen=True)
+class OrderDone(Event):
+    """A rank carried out an order, or could not."""
+
+    rank: int
+    order: int
+    ok: bool
+    message: str = ""
+    result: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Tick(Event):
+    """Time passed; deadlines are judged on ticks only."""
+
+
+# ------------------------------------------------------------------------------------------------ actions
+
+
+class OrderKind(str, Enum):
+    FINISH_UPDATE = "finish_update"  # payload: step. Complete the local update of S without any collective
+    STAGE_SHARDS = "stage_shards"  # payload: step, directory, shards. Write own shards for a writer to read
+    WRITE_PART = "write_part"  # payload: step, directory, part, sources (shard id -> "self" or "rank:<r>")
+    PUBLISH = "publish"  # payload: step, directory, parts. Manifest, rename, tracker
+    DISCARD = "discard"  # payload: directory. Remove what a failed attempt left behind
+    EXIT = "exit"  # payload: code, summary
+
+
+@dataclass(frozen=True)
+class Action:
+    """Something the caller has to do for the engine."""
+
+
+@dataclass(frozen=True)
+class Stop(Action):
+    """Tell these ranks to leave their collectives and report. `epoch` grows with every stop."""
+
+    epoch: int
+    ranks: tuple[int, ...]
+    reason: str
+
+
+@dataclass(frozen=True)
+class Order(Action):
+    id: int
+    rank: int
+    kind: OrderKind
+    payload: dict[str, str | int | list[str] | dict[str, str]]
+
+
+@dataclass(frozen=True)
+class Note(Action):
+    """A line for the incident: every decision comes with its reason. `stage` names the stage that begins or ends."""
+
+    stage: str
+    text: str
+    warn: bool = False
+
+
+@dataclass(frozen=True)
+class Closed(Action):
+    """The incident is over: nothing more will be ordered."""
+
+    outcome: str  # "dumped", "exists", "failed", "finished"
+    step: int  # the step S that was saved, -1 if none
+    summary: str
+
+
+@dataclass(frozen=True)
+class Deadlines:
+    """Seconds allowed per stage; derived from one knob by `settings`, asserted to be ordered there."""
+
+    heartbeat: float
+    heartbeat_lost: float
+    stop: float
+    order: float
+    dump: float
+    exit: float
