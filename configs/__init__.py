@@ -1,0 +1,1 @@
+"""YAML presets for `--tft-config`; installed as `mindspeed_tft.configs`."""

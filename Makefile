@@ -1,0 +1,44 @@
+# Everything a new machine needs: `make demo` and `make test` set themselves up. `make help` lists the targets.
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+
+VENV := .venv
+BIN := $(VENV)/bin
+# More arguments for pip, e.g. PIP_ARGS="--index-url URL"
+PIP_ARGS ?=
+# More arguments for pytest, e.g. PYTEST_ARGS="-x -k engine"
+PYTEST_ARGS ?=
+# 3.11 first: there the pinned torch is offered for CPU alone. Running each candidate skips those that are only a name.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && command -v "$$p" && break; done)
+
+.PHONY: help venv demo test test-full lint types clean
+
+help:  ## list the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
+
+venv:  ## build .venv: torch for CPU, megatron-core, this package (seconds when it is up to date)
+ifeq ($(strip $(PYTHON)),)
+	@echo "error: no Python 3.11 or newer (with venv) found. Install one, or name it: make venv PYTHON=/path/to/python3.11" >&2; exit 1
+else
+	@"$(PYTHON)" scripts/setup_venv.py --venv $(VENV) --pip-args "$(PIP_ARGS)"
+endif
+
+demo: venv  ## kill a rank of a real Megatron job and show that no completed step is lost
+	@$(BIN)/tftctl demo
+
+test: venv  ## run the tests, without the slow ones
+	@$(BIN)/pytest $(PYTEST_ARGS)
+
+test-full: venv  ## run all tests
+	@$(BIN)/pytest -m "" $(PYTEST_ARGS)
+
+lint: venv  ## ruff: style and format
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
+
+types: venv  ## mypy --strict on the package
+	@$(BIN)/python scripts/check_types.py
+
+clean:  ## remove .venv, caches and build folders
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -1,0 +1,227 @@
+"""`tftctl drill`: rehearse a fault, get a verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Optional
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mindspeed_tft.cli.progress import listener_for
+from mindspeed_tft.faults import jobs, spec, verdict
+from mindspeed_tft.faults.rehearsal import Plan, Report, megatron_sources, rehearse, totals
+from mindspeed_tft.faults.spec import SpecError
+
+ENV_CACHE = "TFT_DRILL_CACHE"
+
+# Everything after `--` is for Megatron.
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
+
+_COLOURS = {"exact": "green", "inexact": "red", "degraded": "yellow", "lost": "red"}
+
+
+def command(
+    context: typer.Context,
+    preset: Annotated[str, typer.Option(help="What is rehearsed: dump, retry, recover, elastic.")] = "dump",
+    layout: Annotated[str, typer.Option(help="Parallel sizes, such as dp4, tp2dp2, pp2dp2, tp2pp2dp2.")] = "dp4",
+    fault: Annotated[
+        Optional[list[str]],  # noqa: UP007, UP045  typer reads this annotation on Python 3.10 as well
+        typer.Option(
+            metavar="KIND@RANK:STEP[:PHASE]",
+            help="Repeatable; STEP is the step being computed, the first is 1. [default: kill@1:7:backward]",
+        ),
+    ] = None,
+    steps: Annotated[int, typer.Option(help="Steps of the whole training.")] = 12,
+    dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
+    replicas: Annotated[int, typer.Option(help="Copies of each shard of the optimizer.")] = 2,
+    seed: Annotated[int, typer.Option(help="Of the training, and of what the drill chooses by chance.")] = 1234,
+    megatron: Annotated[
+        Optional[Path],  # noqa: UP007, UP045
+        typer.Option(help="A Megatron-LM checkout. [default: the installed megatron-core]"),
+    ] = None,
+    compare: Annotated[bool, typer.Option("--compare/--no-compare", help="Compare with the unbroken run.")] = True,
+    json_file: Annotated[
+        Optional[Path],  # noqa: UP007, UP045
+        typer.Option("--json", metavar="FILE", help="Write the report there too."),
+    ] = None,
+    keep: Annotated[
+        Optional[Path],  # noqa: UP007, UP045
+        typer.Option(metavar="DIR", help="Keep logs and checkpoints there, and the unbroken runs for later drills."),
+    ] = None,
+    launcher: Annotated[str, typer.Option(help="Of the broken job: torchrun or tftrun.")] = "torchrun",
+    timeout: Annotated[float, typer.Option(help="Seconds that each job may take.")] = 240.0,
+) -> None:
+    """Break a small real Megatron job on purpose, let the plugin recover, and compare every byte with an unbroken run.
+
+    Megatron flags may follow after `--`. Exit status: 0 exact, 3 inexact, 4 degraded, 5 lost, 2 bad arguments.
+    """
+    try:
+        plan = make_plan(
+            preset=preset,
+            layout=layout,
+            faults=fault or ["kill@1:7:backward"],
+            steps=steps,
+            dtype=dtype,
+            replicas=replicas,
+            seed=seed,
+            megatron=megatron,
+            compare=compare,
+            launcher=launcher,
+            timeout=timeout,
+            extra=context.args,
+        )
+        check_files(json_file, keep)
+    except SpecError as error:
+        raise typer.BadParameter(str(error)) from error
+    console = Console()
+    with workspace(keep) as (work, cache):
+        with listener_for(console) as listener:
+            report = rehearse(plan, work, cache, listener)
+        if json_file is not None:
+            write_json(report, json_file, kept=keep is not None)
+        show(report, console, kept=keep is not None)
+    raise typer.Exit(report.verdict.exit_status)
+
+
+def make_plan(
+    preset: str = "dump",
+    layout: str = "dp4",
+    faults: list[str] | None = None,
+    steps: int = 12,
+    dtype: str = "fp32",
+    replicas: int = 2,
+    seed: int = 1234,
+    megatron: Path | None = None,
+    compare: bool = True,
+    launcher: str = "torchrun",
+    timeout: float = 240.0,
+    extra: list[str] | None = None,
+) -> Plan:
+    """Read and check all arguments of a drill.
+
+    Raises:
+        SpecError: names the argument and what would be right.
+    """
+    sizes = spec.parse_layout(layout)
+    wanted = tuple(spec.parse_fault(text) for text in faults or ["kill@1:7:backward"])
+    spec.check_drill(preset, sizes, wanted, steps, replicas, dtype)
+    if launcher not in jobs.LAUNCHERS:
+        raise SpecError(f"--launcher {launcher!r}: unknown; known: {' '.join(jobs.LAUNCHERS)}")
+    if timeout <= 0:
+        raise SpecError(f"--timeout {timeout:g}: expected a positive number of seconds")
+    if extra and not extra[0].startswith("-"):
+        raise SpecError(f"{extra[0]!r}: unexpected argument; flags for Megatron follow after `--`")
+    megatron_sources(megatron)
+    return Plan(
+        layout=sizes,
+        faults=tuple(fault.settled(seed) for fault in wanted),
+        steps=steps,
+        dtype=dtype,
+        replicas=replicas,
+        seed=seed,
+        preset=preset,
+        megatron=megatron,
+        compare=compare,
+        launcher=launcher,
+        timeout=timeout,
+        extra=tuple(extra or ()),
+    )
+
+
+def check_files(json_file: Path | None, keep: Path | None) -> None:
+    """A report that cannot be written is noticed before the drill, not after it."""
+    if json_file is not None and not json_file.resolve().parent.is_dir():
+        raise SpecError(f"--json {json_file}: the directory {json_file.resolve().parent} does not exist; create it")
+    if keep is not None:
+        try:
+            keep.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise SpecError(f"--keep {keep}: cannot be created ({error.strerror}); give a writable directory") from error
+
+
+@contextmanager
+def workspace(keep: Path | None) -> Iterator[tuple[Path, Path]]:
+    """A directory for one drill, and one for the unbroken runs; removed afterwards unless they are to be kept."""
+    work = Path(tempfile.mkdtemp(prefix="tft-drill-" if keep is None else "drill-", dir=keep)).resolve()
+    shared = os.environ.get(ENV_CACHE)
+    cache = Path(shared) if shared else (keep or work) / "references"
+    try:
+        yield work, cache.resolve()
+    finally:
+        if keep is None:
+            shutil.rmtree(work)
+
+
+def write_json(report: Report, file: Path, kept: bool) -> None:
+    """Write the report; what it points at is copied beside it when the drill's directory will be removed."""
+    content = report.as_json()
+    if not kept:
+        content["dump"], content["logs"] = None, []
+        if report.incident is not None:
+            beside = file.with_name(f"{file.stem}-incident.json")
+            shutil.copyfile(report.incident, beside)
+            content["incident"] = str(beside)
+    file.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def show(report: Report, console: Console, kept: bool) -> None:
+    """Print the report as a table, with what explains it below."""
+    console.print(table_of(report, kept))
+    for reason in report.reasons:
+        console.print(f"  {reason}", markup=False, highlight=False)
+    for note in report.notes:
+        console.print(f"  note: {note}", markup=False, highlight=False)
+    if report.tail:
+        console.print(f"the end of {report.logs[-1].name}:", highlight=False)
+        console.print(report.tail, markup=False, highlight=False)
+
+
+def table_of(report: Report, kept: bool) -> Table:
+    """The report, one line for each thing that matters."""
+    word = report.verdict.value
+    seen = report.evidence
+    compared = totals(seen.comparisons)
+    plan = report.plan
+    table = Table(title="Drill", show_header=False, title_justify="left")
+    table.add_column("what", style="bold")
+    table.add_column("value", overflow="fold")
+    rows = {
+        "verdict": f"[bold {_COLOURS[word]}]{word}[/]",
+        "job": f"{plan.layout} {plan.dtype}, {plan.replicas} replicas, {plan.steps} steps",
+        "fault": " ".join(str(fault) for fault in seen.fired) or "none fired",
+        "strategy": report.strategy,
+        "step at fault": str(plan.step_at_fault),
+        "step saved": _or_none(seen.saved),
+        "steps lost": _or_none(verdict.steps_lost(seen)),
+        "seconds": seconds_text(report),
+        "processes restarted": " ".join(map(str, report.processes_restarted)) or "none",
+        "compared": f"{compared['tensors']} tensors, {compared['bytes']} bytes, {compared['different']} different",
+    }
+    if compared["first_difference"]:
+        rows["first difference"] = escape(compared["first_difference"])
+    if kept and report.incident is not None:
+        rows["incident"] = escape(str(report.incident))
+    if kept and report.logs:
+        rows["logs"] = escape(str(report.logs[0].parent))
+    for name, value in rows.items():
+        table.add_row(name, value)
+    return table
+
+
+def seconds_text(report: Report) -> str:
+    """The stages whose time is known."""
+    known = {name: value for name, value in report.seconds.items() if value is not None}
+    return ", ".join(f"{name} {value:.2f}" for name, value in known.items()) or "not known"
+
+
+def _or_none(number: int | None) -> str:
+    return "none" if number is None else str(number)

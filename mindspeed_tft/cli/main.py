@@ -1,0 +1,35 @@
+"""`tftctl`: the operator's command."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+import typer
+
+from mindspeed_tft.cli import demo, drill
+
+app = typer.Typer(
+    name="tftctl",
+    help="Fault tolerance for Megatron training: rehearse faults and look at what happened.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("drill", context_settings=drill.CONTEXT)(drill.command)
+app.command("demo")(demo.command)
+
+
+@app.callback()
+def _prepare() -> None:
+    # So that the jobs of a drill are cleaned up when it is asked to end, not only on Ctrl-C.
+    signal.signal(signal.SIGTERM, _leave)
+
+
+def _leave(number: int, frame: FrameType | None) -> None:
+    sys.exit(128 + number)
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,201 @@
+"""Engine types <-> wire messages. Total: what has no place on the wire, or comes from it malformed, is a WireError."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from google.protobuf.message import DecodeError, Message
+
+from mindspeed_tft.control import wire_pb2 as wire
+from mindspeed_tft.engine import types as t
+
+PROTOCOL = 1
+MAX_TEXT = 64 * 1024
+
+M = TypeVar("M", bound=Message)
+Payload = dict[str, str | int | list[str] | dict[str, str]]
+
+
+class WireError(ValueError):
+    """A value that cannot be said on the wire, or a message that makes no sense."""
+
+
+def parse(kind: type[M], data: bytes) -> M:
+    """The message in these bytes."""
+    message = kind()
+    try:
+        message.ParseFromString(data)
+    except DecodeError as error:
+        raise WireError(f"not a {kind.__name__}: {error}") from error
+    return message
+
+
+def clean(text: str, limit: int = MAX_TEXT) -> str:
+    """Text that any peer can decode, and no longer than a report needs: error texts come from anywhere."""
+    text = text.encode("utf-8", "backslashreplace").decode("utf-8")
+    return text if len(text) <= limit else text[:limit] + f"... ({len(text) - limit} characters cut)"
+
+
+# ------------------------------------------------------------------------------------------ what ranks say
+
+
+def info_to_wire(info: t.RankInfo) -> wire.RankInfo:
+    return wire.RankInfo(
+        rank=info.rank, host=info.host, pid=info.pid, part=info.part, dp_rank=info.dp_rank, holds=list(info.holds)
+    )
+
+
+def info_from_wire(m: wire.RankInfo) -> t.RankInfo:
+    return t.RankInfo(m.rank, m.host, m.pid, m.part, m.dp_rank, tuple(m.holds))
+
+
+def report_to_wire(r: t.RankReport) -> wire.RankReport:
+    return wire.RankReport(
+        rank=r.rank,
+        step=r.step,
+        commit=r.commit.value,
+        update=r.update.value,
+        fault=clean(r.fault),
+        trusted=r.trusted,
+        rng_start=r.rng_start,
+        rng_end=r.rng_end,
+    )
+
+
+def report_from_wire(m: wire.RankReport) -> t.RankReport:
+    try:
+        commit, update = t.Commit(m.commit), t.Update(m.update)
+    except ValueError as error:
+        raise WireError(f"report of rank {m.rank}: {error}") from error
+    return t.RankReport(m.rank, m.step, commit, update, m.fault, m.trusted, m.rng_start, m.rng_end)
+
+
+def hello(session: str, info: t.RankInfo) -> wire.RankSays:
+    return wire.RankSays(hello=wire.Hello(protocol=PROTOCOL, session=session, info=info_to_wire(info)))
+
+
+def says(event: t.Event, seq: int = 0) -> wire.RankSays:
+    """What a rank says of itself. Registration is `hello`, because it needs the session."""
+    if isinstance(event, t.Heartbeat):
+        body = wire.Heartbeat(rank=event.rank, step=event.step, phase=clean(event.phase))
+        return wire.RankSays(seq=seq, heartbeat=body)
+    if isinstance(event, t.FaultSeen):
+        fault = wire.FaultSeen(rank=event.rank, kind=event.kind, message=clean(event.message), own=event.own)
+        return wire.RankSays(seq=seq, fault=fault)
+    if isinstance(event, t.Reported):
+        return wire.RankSays(seq=seq, report=wire.Reported(report=report_to_wire(event.report)))
+    if isinstance(event, t.OrderDone):
+        result = {clean(k): clean(v) for k, v in event.result.items()}
+        done = wire.OrderDone(
+            rank=event.rank, order=event.order, ok=event.ok, message=clean(event.message), result=result
+        )
+        return wire.RankSays(seq=seq, done=done)
+    if isinstance(event, t.RankFinished):
+        return wire.RankSays(seq=seq, goodbye=wire.RankFinished(rank=event.rank))
+    raise WireError(f"a rank does not say {type(event).__name__}")
+
+
+def event_from_wire(m: wire.RankSays, at: float) -> t.Event:
+    """The event that a rank's word means, seen at `at`."""
+    kind = m.WhichOneof("body")
+    if kind == "hello":
+        if m.hello.protocol != PROTOCOL:
+            raise WireError(f"protocol {m.hello.protocol}, this side speaks {PROTOCOL}")
+        return t.Registered(at, info_from_wire(m.hello.info))
+    if kind == "heartbeat":
+        return t.Heartbeat(at, m.heartbeat.rank, m.heartbeat.step, m.heartbeat.phase)
+    if kind == "fault":
+        return t.FaultSeen(at, m.fault.rank, m.fault.kind, m.fault.message, m.fault.own)
+    if kind == "report":
+        return t.Reported(at, report_from_wire(m.report.report))
+    if kind == "done":
+        return t.OrderDone(at, m.done.rank, m.done.order, m.done.ok, m.done.message, dict(m.done.result))
+    if kind == "goodbye":
+        return t.RankFinished(at, m.goodbye.rank)
+    raise WireError("a rank said nothing that we know")
+
+
+def speaker(event: t.Event) -> int:
+    """The rank that an event is about."""
+    if isinstance(event, t.Registered):
+        return event.info.rank
+    if isinstance(event, t.Reported):
+        return event.report.rank
+    if isinstance(event, (t.Heartbeat, t.FaultSeen, t.RankLost, t.RankFinished, t.OrderDone)):
+        return event.rank
+    raise WireError(f"{type(event).__name__} is about no rank")
+
+
+def lost(rank: int, session: str, message: str) -> wire.FromRank:
+    return wire.FromRank(rank=rank, session=session, lost=wire.RankLost(rank=rank, message=clean(message)))
+
+
+# ------------------------------------------------------------------------------------------ what ranks are told
+
+
+def stop_to_wire(stop: t.Stop) -> wire.Stop:
+    return wire.Stop(epoch=stop.epoch, ranks=list(stop.ranks), reason=clean(stop.reason))
+
+
+def stop_from_wire(m: wire.Stop) -> t.Stop:
+    return t.Stop(m.epoch, tuple(m.ranks), m.reason)
+
+
+def order_to_wire(order: t.Order) -> wire.Order:
+    payload = {key: _value_to_wire(key, value) for key, value in order.payload.items()}
+    return wire.Order(id=order.id, rank=order.rank, kind=order.kind.value, payload=payload)
+
+
+def order_from_wire(m: wire.Order) -> t.Order:
+    try:
+        kind = t.OrderKind(m.kind)
+    except ValueError as error:
+        raise WireError(f"order {m.id}: {error}") from error
+    payload: Payload = {key: _value_from_wire(key, value) for key, value in m.payload.items()}
+    return t.Order(m.id, m.rank, kind, payload)
+
+
+def _value_to_wire(key: str, value: str | int | list[str] | dict[str, str]) -> wire.Value:
+    if isinstance(value, str):
+        return wire.Value(text=clean(value))
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**63:
+            raise WireError(f"payload {key}: {value} does not fit in 64 bits")
+        return wire.Value(number=value)
+    if isinstance(value, dict):
+        return wire.Value(map=wire.TextMap(items=value))
+    if isinstance(value, list):
+        return wire.Value(list=wire.TextList(items=value))
+    raise WireError(f"payload {key}: {type(value).__name__} has no place on the wire")
+
+
+def _value_from_wire(key: str, m: wire.Value) -> str | int | list[str] | dict[str, str]:
+    kind = m.WhichOneof("kind")
+    if kind == "text":
+        return str(m.text)
+    if kind == "number":
+        return int(m.number)
+    if kind == "list":
+        return list(m.list.items)
+    if kind == "map":
+        return dict(m.map.items)
+    raise WireError(f"payload {key} has no value")
+
+
+# ------------------------------------------------------------------------------------------ what the log keeps
+
+
+def note_to_wire(note: t.Note) -> wire.Note:
+    return wire.Note(stage=note.stage, text=clean(note.text), warn=note.warn)
+
+
+def note_from_wire(m: wire.Note) -> t.Note:
+    return t.Note(m.stage, m.text, m.warn)
+
+
+def closed_to_wire(closed: t.Closed) -> wire.Closed:
+    return wire.Closed(outcome=closed.outcome, step=closed.step, summary=clean(closed.summary))
+
+
+def closed_from_wire(m: wire.Closed) -> t.Closed:
+    return t.Closed(m.outcome, m.step, m.summary)

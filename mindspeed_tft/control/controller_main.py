@@ -1,0 +1,33 @@
+"""`python -m mindspeed_tft.control.controller_main --config FILE --socket PATH`: the controller of a job."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import importlib
+import signal
+
+from mindspeed_tft.control import daemon
+from mindspeed_tft.control.config import ControlConfig
+
+
+def serve(config: ControlConfig, args: argparse.Namespace, ready: daemon.Ready) -> None:
+    # Imported here: gRPC does not survive the fork that detaches this process.
+    from mindspeed_tft.control.controller import Controller
+    from mindspeed_tft.observe.incident import Recorder
+
+    module, _, name = config.engine.partition(":")
+    engine = getattr(importlib.import_module(module), name)(config.deadlines, config.world_size)
+
+    async def main() -> None:
+        loop = asyncio.get_running_loop()
+        # A cluster that ends a job sends SIGTERM to everything: the ranks' dump needs this process to the last.
+        for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            loop.add_signal_handler(signum, lambda: None)
+        await Controller(config, engine, Recorder(config.incident_dir, config.run_name)).run(args.socket, ready)
+
+    asyncio.run(main())
+
+
+if __name__ == "__main__":
+    daemon.run("mindspeed_tft.control.controller_main", None, serve)

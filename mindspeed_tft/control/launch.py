@@ -1,0 +1,116 @@
+"""What a rank calls before training: its host's relay, and on node 0 the controller, are there when this returns."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from mindspeed_tft.control import daemon
+from mindspeed_tft.control.config import (
+    RELAY_SOCKET,
+    ControlConfig,
+    ControlRefused,
+    ControlUnavailable,
+    check_private,
+    make_private,
+    meeting_dir,
+    write_private,
+)
+
+_ROOT = Path(__file__).resolve().parents[2]
+
+
+def ensure_host(config: ControlConfig, rank: int, local_rank: int) -> Path:
+    """Path of the relay's socket, once somebody listens there.
+
+    Local rank 0 starts the relay of its host, global rank 0 the controller too; the other ranks wait.
+
+    Raises:
+        ControlRefused: a setting has to be corrected.
+        ControlUnavailable: something did not come up in time; training can go on, unprotected.
+    """
+    directory = meeting_dir(config)
+    if local_rank == 0:
+        return start_host(config, directory, controller=rank == 0)
+    return wait_for_relay(directory, config.start)
+
+
+def start_host(config: ControlConfig, directory: Path, controller: bool) -> Path:
+    """Starts the relay and, if wanted, the controller of this job on this host."""
+    make_private(directory)
+    _sweep(directory)
+    nonce = secrets.token_hex(6)
+    file = directory / f"config-{nonce}.json"
+    write_private(file, config.to_json())
+    socket_path, unix = directory / RELAY_SOCKET, directory / f"ctl-{nonce}.sock"
+    address = f"unix:{unix}" if controller else f"{config.controller_host}:{config.tcp_port()}"
+    names: dict[str, list[str]] = {}
+    if controller:
+        names["controller_main"] = ["--socket", str(unix)]
+    names["host_main"] = ["--socket", str(socket_path), "--controller", address]
+    started = {name: _start(name, [*args, "--config", str(file)]) for name, args in names.items()}
+    end = time.monotonic() + config.start + 5  # the process itself gives up after config.start, and says why
+    failures = [failure for name, process in started.items() if (failure := _failure(name, process, end))]
+    with contextlib.suppress(FileNotFoundError):
+        file.unlink()
+    for code, text in failures:
+        raise ControlRefused(text) if code == daemon.REFUSED else ControlUnavailable(text)
+    return socket_path
+
+
+def wait_for_relay(directory: Path, timeout: float) -> Path:
+    """Waits until a relay takes connections in the directory."""
+    path = directory / RELAY_SOCKET
+    end = time.monotonic() + timeout
+    reason = "nobody made the socket"
+    while time.monotonic() < end:
+        try:
+            check_private(directory)
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+                probe.settimeout(max(0.01, end - time.monotonic()))
+                probe.connect(str(path))
+            return path
+        except (FileNotFoundError, ConnectionRefusedError) as error:
+            reason = str(error)
+        except OSError as error:
+            raise ControlUnavailable(f"the relay at {path} cannot be reached: {error}") from error
+        time.sleep(0.05)
+    raise ControlUnavailable(f"no relay at {path} within {timeout:.0f} s ({reason}): did local rank 0 start?")
+
+
+def _start(name: str, args: list[str]) -> subprocess.Popen[bytes]:
+    env = dict(os.environ)
+    env["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [env.get("PYTHONPATH")])])
+    env["PYTHONSAFEPATH"] = "1"  # the training's working directory must not shadow our modules
+    command = [sys.executable, "-m", f"mindspeed_tft.control.{name}", "--detach", *args]
+    # A session of its own: the launcher ends the worker's process group, and this has to outlive it.
+    return subprocess.Popen(
+        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, close_fds=True
+    )
+
+
+def _failure(name: str, process: subprocess.Popen[bytes], end: float) -> tuple[int, str] | None:
+    try:
+        out, _ = process.communicate(timeout=max(0.1, end - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        process.kill()  # the process that it forked ends too: it finds nobody to tell that it is ready
+        process.communicate(timeout=5)
+        return daemon.FAILED, f"{name} did not answer in time"
+    if process.returncode == daemon.OK:
+        return None
+    text = out.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
+    return process.returncode, text[-1]
+
+
+def _sweep(directory: Path) -> None:
+    """Removes what a job of the same name left when it crashed. Whoever still lives has its files open."""
+    for path in directory.iterdir():
+        if path.name != RELAY_SOCKET:  # replaced atomically by the relay itself
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()

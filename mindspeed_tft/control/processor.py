@@ -1,0 +1,413 @@
+"""The rank's end of the control plane: one per training process. No gRPC here, because loader workers fork from it.
+
+Two threads: one owns the socket to the host's relay (reads, writes, heartbeats, reconnects) and never runs a handler;
+the other runs the stop handler. The step path only sets `step` and `phase`. If the relay is lost the rank says so
+once, trains on unprotected and keeps trying to come back.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import logging
+import os
+import queue
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from pathlib import Path
+
+from mindspeed_tft.control import codec
+from mindspeed_tft.control import wire_pb2 as wire
+from mindspeed_tft.control.framing import FrameError, FrameReader, pack
+from mindspeed_tft.engine import types as t
+
+log = logging.getLogger(__name__)
+
+UNPROTECTED = (
+    "*** FAULT TOLERANCE IS OFF on rank %d: %s. Training goes on, but a fault now would end the job without a dump; "
+    "reconnecting in the background ***"
+)
+_MAX_REMEMBERED = 1000
+_BACK_OFF = (0.05, 5.0)
+_PEER = struct.Struct("3i")
+
+_living: weakref.WeakSet[Processor] = weakref.WeakSet()
+
+
+class Processor:
+    """Connects a rank to its relay. All methods are for the main thread; none of them blocks without a deadline."""
+
+    def __init__(
+        self,
+        socket_path: str | os.PathLike[str],
+        deadlines: t.Deadlines,
+        on_stop: Callable[[int, str], None],
+        on_lost: Callable[[str], None] | None = None,
+    ) -> None:
+        """`on_stop(epoch, reason)` runs in a thread of ours; `on_lost(reason)` too, each time protection is lost."""
+        self.step = 0
+        self.phase = "start"
+        self._path = Path(socket_path)
+        self._deadlines = deadlines
+        self._on_stop = on_stop
+        self._on_lost = on_lost
+        self._session = secrets.token_hex(8)
+        self._info: t.RankInfo | None = None
+        self._lock = threading.Condition()
+        self._sock: socket.socket | None = None
+        self._frames = FrameReader()
+        self._out = bytearray()
+        self._outbox: collections.deque[wire.RankSays] = collections.deque()
+        self._remembered: list[wire.RankSays] = []  # said again after a reconnect
+        self._seq = 0
+        self._welcomed = False
+        self._protected = False
+        self._warned = False
+        self._refused = ""
+        self._goodbye_seen = False
+        self._stop_epoch = 0
+        self._orders: queue.SimpleQueue[t.Order | None] = queue.SimpleQueue()
+        self._known_orders: set[int] = set()
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._closing = False
+        self._forked = False
+        self._heard = 0.0
+        self._threads: list[threading.Thread] = []
+        self._wake_out, self._wake_in = -1, -1
+        _living.add(self)
+
+    # ---------------------------------------------------------------------------------- what the main thread calls
+
+    def start(self, info: t.RankInfo, timeout: float) -> bool:
+        """Registers the rank; True when the relay and the controller both hear us within `timeout` seconds."""
+        if self._threads:
+            raise RuntimeError("the processor was started before")
+        self._info = info
+        self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        for target, name in ((self._io_main, "tft-processor-io"), (self._worker_main, "tft-processor-worker")):
+            thread = threading.Thread(target=target, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+        with self._lock:
+            self._lock.wait_for(lambda: self.connected or self._refused or self._closing, timeout)
+        if not self.connected:
+            self._lost(self._refused or f"no relay and controller within {timeout:.1f} s at {self._path}")
+        return self.connected
+
+    def fault(self, kind: str, message: str, own: bool) -> None:
+        """Says that this rank (own) or one of its peers is broken."""
+        self._say(t.FaultSeen(0.0, self._rank, kind, message, own))
+
+    def report(self, report: t.RankReport) -> None:
+        """Says where this rank stands, after it stopped."""
+        self._say(t.Reported(0.0, report))
+
+    def next_order(self, timeout: float) -> t.Order | None:
+        """The next order, in the order in which they were given; None when none came in time."""
+        end = time.monotonic() + timeout
+        while True:
+            try:
+                order = self._orders.get(timeout=max(0.0, end - time.monotonic()))
+            except queue.Empty:
+                return None
+            if order is not None:
+                return order
+
+    def order_done(self, order_id: int, ok: bool, message: str = "", result: dict[str, str] | None = None) -> None:
+        """Says that an order was carried out, or could not be."""
+        self._say(t.OrderDone(0.0, self._rank, order_id, ok, message, dict(result or {})))
+
+    def goodbye(self, timeout: float = 2.0) -> bool:
+        """Says that this rank ends in the ordinary way; True when the relay heard it in time."""
+        if self._closing or self._forked:
+            return False
+        self._say(t.RankFinished(0.0, self._rank))
+        with self._lock:
+            self._lock.wait_for(lambda: self._goodbye_seen or not self._welcomed, timeout)
+        return self._goodbye_seen
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Ends the threads and the connection. A close without a goodbye counts as the end of the rank's protection."""
+        with self._lock:
+            self._closing = True
+            self._lock.notify_all()
+        self._work.put(None)
+        self._orders.put(None)
+        self._wake()
+        end = time.monotonic() + timeout
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, end - time.monotonic()))
+            if thread.is_alive():
+                log.warning("thread %s of the control plane did not end within %.1f s", thread.name, timeout)
+        _living.discard(self)
+        if not any(thread.is_alive() for thread in self._threads):
+            for fd in (self._wake_out, self._wake_in):
+                if fd >= 0:
+                    os.close(fd)
+            self._wake_out = self._wake_in = -1
+
+    @property
+    def stopping(self) -> bool:
+        """True from the first stop on."""
+        return self._stop_epoch > 0
+
+    @property
+    def stop_epoch(self) -> int:
+        """Epoch of the latest stop, 0 when there was none."""
+        return self._stop_epoch
+
+    @property
+    def connected(self) -> bool:
+        """True while the relay hears this rank and a controller hears the relay."""
+        return self._welcomed and self._protected
+
+    def wait_stop(self, timeout: float, after: int = 0) -> bool:
+        """Waits until a stop with an epoch above `after` came; False when none came in time."""
+        with self._lock:
+            return self._lock.wait_for(lambda: self._stop_epoch > after, timeout)
+
+    # ---------------------------------------------------------------------------------- the I/O thread
+
+    @property
+    def _rank(self) -> int:
+        if self._info is None:
+            raise RuntimeError("the processor was not started")
+        return self._info.rank
+
+    def _say(self, event: t.Event) -> None:
+        with self._lock:
+            self._seq += 1
+            message = codec.says(event, self._seq)
+            if len(self._remembered) < _MAX_REMEMBERED:
+                self._remembered.append(message)
+            if self._welcomed:  # else it goes out with what is remembered, once a relay is there
+                self._outbox.append(message)
+        self._wake()
+
+    def _wake(self) -> None:
+        if self._wake_in >= 0:
+            with contextlib.suppress(BlockingIOError):  # the pipe is full of wake-ups: it will wake up
+                os.write(self._wake_in, b"x")
+
+    def _io_main(self) -> None:
+        pause = _BACK_OFF[0]
+        while not self._closing:
+            try:
+                self._connect()
+                pause = _BACK_OFF[0]
+                self._serve()
+            except (OSError, FrameError, codec.WireError) as error:
+                reason = self._refused or f"the relay at {self._path} cannot be used ({error})"
+            except Exception as error:
+                log.exception("the control thread of rank %d failed; it starts again", self._rank)
+                reason = f"{type(error).__name__}: {error}"
+            else:
+                reason = "closed"
+            was_up = self._drop()
+            if self._closing:
+                return
+            if was_up:
+                self._lost(reason)
+            with self._lock:
+                self._lock.wait_for(lambda: self._closing, pause)
+            pause = min(2 * pause, _BACK_OFF[1])
+
+    def _connect(self) -> None:
+        assert self._info is not None
+        sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
+        self._sock = sock  # at once, so that a fork in this moment finds it
+        sock.settimeout(self._deadlines.heartbeat_lost)
+        sock.connect(str(self._path))
+        _, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        if uid not in (os.getuid(), os.geteuid()):
+            raise PermissionError(f"the process listening there belongs to user {uid}")
+        sock.setblocking(False)
+        self._frames = FrameReader()
+        self._out = bytearray(pack(codec.hello(self._session, self._info)))
+        self._heard = time.monotonic()
+
+    def _serve(self) -> None:
+        """Reads, writes and beats until the connection or the processor ends."""
+        sock = self._sock
+        assert sock is not None
+        beat = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._wake_out, selectors.EVENT_READ)
+            selector.register(sock, selectors.EVENT_READ)
+            while True:
+                now = time.monotonic()
+                if self._welcomed and now >= beat:
+                    self._out += pack(codec.says(t.Heartbeat(0.0, self._rank, self.step, self.phase)))
+                    beat = now + self._deadlines.heartbeat
+                with self._lock:
+                    while self._outbox:
+                        self._out += pack(self._outbox.popleft())
+                self._flush(sock)
+                if self._closing and not self._out:
+                    return
+                selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0))
+                wait = min(beat - now, self._deadlines.heartbeat) if self._welcomed else self._deadlines.heartbeat
+                events = selector.select(max(0.0, wait))
+                for key, _ in events:
+                    if key.fd == self._wake_out:
+                        os.read(self._wake_out, 4096)
+                self._receive(sock)
+                # After reading: if this process itself was stopped for a while, the relay's beats are waiting there.
+                silence = time.monotonic() - self._heard
+                if silence > self._deadlines.heartbeat_lost:
+                    raise TimeoutError(f"the relay has been silent for {silence:.1f} s")
+
+    def _flush(self, sock: socket.socket) -> None:
+        while self._out:
+            try:
+                sent = sock.send(self._out)
+            except BlockingIOError:
+                return
+            del self._out[:sent]
+
+    def _receive(self, sock: socket.socket) -> None:
+        while True:
+            try:
+                data = sock.recv(65536)
+            except BlockingIOError:
+                return
+            if not data:
+                raise ConnectionError("the relay closed the connection")
+            self._heard = time.monotonic()
+            for frame in self._frames.feed(data):
+                self._take(codec.parse(wire.HostOrders, frame))
+
+    def _take(self, message: wire.HostOrders) -> None:
+        kind = message.WhichOneof("body")
+        if kind == "beat":
+            self._set_protected(message.beat.protected)
+        elif kind == "welcome":
+            with self._lock:
+                self._welcomed = True
+                self._refused = ""
+                self._outbox.clear()
+                self._outbox.extend(self._remembered)
+            self._set_protected(message.welcome.protected)
+        elif kind == "refused":
+            self._refused = message.refused.reason
+            raise ConnectionError(f"refused: {message.refused.reason}")
+        elif kind == "stop":
+            self._take_stop(codec.stop_from_wire(message.stop))
+        elif kind == "order":
+            order = codec.order_from_wire(message.order)
+            if order.id not in self._known_orders:  # an order is said again after a reconnect
+                self._known_orders.add(order.id)
+                self._orders.put(order)
+        elif kind == "resync":
+            assert self._info is not None
+            with self._lock:
+                self._outbox.clear()
+                self._outbox.append(codec.hello(self._session, self._info))
+                self._outbox.extend(self._remembered)
+        elif kind == "goodbye_seen":
+            with self._lock:
+                self._goodbye_seen = True
+                self._lock.notify_all()
+        else:
+            raise codec.WireError("the relay said nothing that we know")
+
+    def _take_stop(self, stop: t.Stop) -> None:
+        if stop.epoch <= self._stop_epoch:
+            return
+        self._supersede(stop.epoch)
+        with self._lock:
+            self._stop_epoch = stop.epoch
+            self._lock.notify_all()
+        self._work.put(lambda: self._on_stop(stop.epoch, stop.reason))
+
+    def _supersede(self, epoch: int) -> None:
+        """Orders that nobody began were given before this stop: their plan is void. Only an exit stays."""
+        kept: list[t.Order] = []
+        while True:
+            try:
+                order = self._orders.get_nowait()
+            except queue.Empty:
+                break
+            if order is not None and order.kind is t.OrderKind.EXIT:
+                kept.append(order)
+            elif order is not None:
+                self.order_done(order.id, False, f"superseded by stop epoch {epoch}")
+        for order in kept:
+            self._orders.put(order)
+
+    def _set_protected(self, protected: bool) -> None:
+        with self._lock:
+            was, self._protected = self._protected, protected
+            self._lock.notify_all()
+        if was and not protected:
+            self._lost("its relay has no controller")
+        elif protected and self._warned and not was:
+            self._warned = False
+            log.warning("fault tolerance is on again on rank %d", self._rank)
+
+    def _drop(self) -> bool:
+        """Forgets the connection; True when it was in use."""
+        with self._lock:
+            was_up = self._welcomed and self._protected
+            self._welcomed = self._protected = False
+            self._outbox.clear()
+            self._lock.notify_all()
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        return was_up
+
+    def _lost(self, reason: str) -> None:
+        if not self._warned and not self._closing:
+            self._warned = True
+            log.warning(UNPROTECTED, self._rank, reason)
+            if self._on_lost is not None:
+                on_lost = self._on_lost
+                self._work.put(lambda: on_lost(reason))
+
+    # ---------------------------------------------------------------------------------- the worker thread
+
+    def _worker_main(self) -> None:
+        while not self._closing:
+            try:
+                job = self._work.get(timeout=self._deadlines.heartbeat_lost)
+            except queue.Empty:
+                continue
+            if job is None or self._closing:
+                return
+            try:
+                job()
+            except Exception as error:
+                log.exception("a handler of the control plane failed on rank %d", self._rank)
+                self.fault("handler", f"{type(error).__name__}: {error}", own=False)
+
+    def _forget_after_fork(self) -> None:
+        """In a forked child: let go of the parent's connection. Only closes: locks may be held by lost threads."""
+        self._forked = True
+        self._closing = True
+        self._welcomed = self._protected = False
+        if self._sock is not None:
+            self._sock.close()
+            self._sock = None
+        for fd in (self._wake_out, self._wake_in):
+            if fd >= 0:
+                os.close(fd)
+        self._wake_out = self._wake_in = -1
+        self._threads = []
+        self._lock = threading.Condition()
+
+
+def _after_fork() -> None:
+    for processor in list(_living):
+        processor._forget_after_fork()
+    _living.clear()
+
+
+os.register_at_fork(after_in_child=_after_fork)

@@ -1,0 +1,317 @@
+"""One per host: ranks come in on a Unix socket, one stream goes to the controller, orders fan out here.
+
+It is the witness of its ranks' death: the process descriptor of every rank is watched, so that a socket that a forked
+loader worker still holds open hides nothing. It decides nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import socket
+import struct
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mindspeed_tft.control import codec, pids
+from mindspeed_tft.control import wire_pb2 as wire
+from mindspeed_tft.control.framing import MAX_FRAME, FrameError, FrameReader, pack
+from mindspeed_tft.control.uplink import Uplink, UplinkKeeper
+from mindspeed_tft.engine.types import Deadlines
+
+log = logging.getLogger(__name__)
+
+_PEER = struct.Struct("3i")
+_MAX_OUT = 4 * MAX_FRAME
+
+
+@dataclass(eq=False)
+class RankLink:
+    """One connection, and what is known of the process behind it."""
+
+    sock: socket.socket
+    pid: int
+    pidfd: int
+    frames: FrameReader = field(default_factory=FrameReader)
+    out: bytearray = field(default_factory=bytearray)
+    rank: int = -1  # -1 until it said hello
+    session: str = ""
+    goodbye: bool = False
+    open: bool = True
+    beat: wire.RankSays | None = None  # latest heartbeat, goes up once a period
+    fresh: bool = False  # not passed on yet
+    opened: float = 0.0
+
+
+class Relay:
+    """Owns the listening socket and all connections; lives in one event loop."""
+
+    def __init__(self, listener: socket.socket, path: Path, uplink: Uplink, start: float) -> None:
+        self._listener, self._path = listener, path
+        self._inode = path.stat().st_ino
+        self._deadlines: Deadlines = uplink.deadlines
+        self._start = start
+        self._up = UplinkKeeper(uplink, self._on_up, self._on_down, self._on_message)
+        self._links: set[RankLink] = set()
+        self._ranks: dict[int, RankLink] = {}
+        self._gone: dict[int, wire.FromRank] = {}  # told again to a controller that comes back
+        self._ever = False
+        self._warned = False
+        self._down_reason = ""
+        self._changed = asyncio.Event()
+        self._loop = asyncio.get_running_loop()
+
+    # ---------------------------------------------------------------------------------- life
+
+    async def run(self) -> None:
+        """Serves until every rank that came has gone and the controller knows it."""
+        self._listener.setblocking(False)
+        self._loop.add_reader(self._listener, self._accept)
+        tasks = [asyncio.ensure_future(self._up.run()), asyncio.ensure_future(self._beats())]
+        try:
+            await self._until_empty(tasks)
+        finally:
+            self._close_listener()
+            for link in list(self._links):
+                self._close(link)
+            await self._farewell(tasks[0])
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)  # errors came out of _until_empty
+
+    async def _until_empty(self, tasks: list[asyncio.Future[None]]) -> None:
+        end = self._loop.time() + self._start
+        while not (self._ever and not self._ranks):
+            if not self._ever and self._loop.time() > end:
+                log.warning("no rank came within %.0f s, the relay ends", self._start)
+                return
+            self._changed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):  # then look again at the clock
+                await asyncio.wait_for(self._changed.wait(), self._deadlines.heartbeat)
+            for task in tasks:
+                if task.done():
+                    task.result()
+
+    async def _farewell(self, uplink: asyncio.Future[None]) -> None:
+        """Gives the last words time to arrive: the controller ends the stream when it has them."""
+        if not self._up.up:
+            return
+        self._up.put(wire.HostSays(bye=True))
+        end = self._loop.time() + self._deadlines.heartbeat_lost
+        while self._up.up and not uplink.done() and self._loop.time() < end:
+            self._changed.clear()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._changed.wait(), end - self._loop.time())
+
+    def _close_listener(self) -> None:
+        """Nobody may come any more, least of all a rank of the next job with the same name."""
+        self._loop.remove_reader(self._listener)
+        with contextlib.suppress(FileNotFoundError):
+            if self._path.stat().st_ino == self._inode:  # else it is the next job's already
+                self._path.unlink()
+        self._listener.close()
+
+    async def _beats(self) -> None:
+        while True:
+            await asyncio.sleep(self._deadlines.heartbeat)
+            beat = wire.HostOrders(beat=wire.Beat(protected=self._up.up))
+            batch = wire.HostSays()
+            for link in list(self._links):
+                # A process that lives without a connection is not silent, it is out of our sight.
+                if link.beat is not None and (link.fresh or not link.open) and not link.goodbye:
+                    batch.ranks.append(wire.FromRank(rank=link.rank, session=link.session, says=link.beat))
+                    link.fresh = False
+                if link.open and link.rank >= 0 and not link.out:  # a rank that does not read gets no pile of beats
+                    self._send(link, beat)
+                if link.open and link.rank < 0 and self._loop.time() - link.opened > self._deadlines.heartbeat_lost:
+                    log.warning("process %d connected and never said hello", link.pid)
+                    self._close(link)
+            self._up.put(batch)
+
+    # ---------------------------------------------------------------------------------- ranks
+
+    def _accept(self) -> None:
+        try:
+            sock, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        sock.setblocking(False)
+        pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
+        if uid != os.geteuid():
+            log.warning("refused a connection of user %d", uid)
+            sock.close()
+            return
+        try:
+            pidfd = pids.open_pidfd(pid)
+        except ProcessLookupError:
+            sock.close()
+            return
+        link = RankLink(sock, pid, pidfd, opened=self._loop.time())
+        self._links.add(link)
+        self._loop.add_reader(sock, self._readable, link)
+        if pidfd >= 0:
+            self._loop.add_reader(pidfd, self._died, link)
+
+    def _readable(self, link: RankLink) -> None:
+        """Takes what is there, down to the last byte: a rank's last word comes before its end."""
+        try:
+            while link.open:
+                data = link.sock.recv(65536)
+                if not data:
+                    self._end_of_stream(link)
+                    return
+                for frame in link.frames.feed(data):
+                    self._take(link, codec.parse(wire.RankSays, frame))
+        except BlockingIOError:
+            return
+        except (FrameError, codec.WireError) as error:
+            log.warning("process %d (rank %d) does not follow the protocol: %s", link.pid, link.rank, error)
+            self._close(link)
+        except OSError as error:
+            log.debug("connection of rank %d: %s", link.rank, error)
+            self._end_of_stream(link)
+
+    def _end_of_stream(self, link: RankLink) -> None:
+        self._close(link)
+        if link.pidfd < 0 or pids.is_dead(link.pidfd):
+            self._remove(link, "its connection was closed")
+        elif link.rank >= 0 and not link.goodbye and self._ranks.get(link.rank) is link:
+            # The process lives, so its training goes on: its end is what counts, and the descriptor will tell.
+            log.warning("rank %d (process %d) closed its connection and lives: unprotected", link.rank, link.pid)
+        elif link.rank < 0:
+            self._remove(link, "")
+
+    def _died(self, link: RankLink) -> None:
+        if link.open:
+            self._readable(link)
+            self._close(link)
+        self._remove(link, "its process ended")
+
+    def _close(self, link: RankLink) -> None:
+        if link.open:
+            link.open = False
+            self._loop.remove_reader(link.sock)
+            self._loop.remove_writer(link.sock)
+            link.sock.close()
+            if link.pidfd < 0 or link.rank < 0:
+                self._remove(link, "its connection was closed")
+
+    def _remove(self, link: RankLink, why: str) -> None:
+        """The process is gone, or the link was replaced (`why` is empty then)."""
+        if link not in self._links:
+            return
+        self._links.discard(link)
+        if link.pidfd >= 0:
+            self._loop.remove_reader(link.pidfd)
+            os.close(link.pidfd)
+        if link.rank >= 0 and self._ranks.get(link.rank) is link:
+            del self._ranks[link.rank]
+            if not link.goodbye:
+                gone = codec.lost(link.rank, link.session, f"rank {link.rank} (process {link.pid}): {why}")
+                self._gone[link.rank] = gone
+                self._up.put(wire.HostSays(ranks=[gone]))
+            self._changed.set()
+
+    def _take(self, link: RankLink, says: wire.RankSays) -> None:
+        kind = says.WhichOneof("body")
+        if kind == "hello":
+            self._hello(link, says)
+            return
+        if link.rank < 0:
+            raise codec.WireError(f"{kind} before hello")
+        if codec.speaker(codec.event_from_wire(says, 0.0)) != link.rank:
+            raise codec.WireError(f"rank {link.rank} spoke for another rank")
+        if kind == "heartbeat":
+            link.beat, link.fresh = says, True
+            return
+        if kind == "goodbye":
+            link.goodbye = True
+            self._send(link, wire.HostOrders(goodbye_seen=wire.GoodbyeSeen()))
+        self._pass_on(link, says)
+
+    def _hello(self, link: RankLink, says: wire.RankSays) -> None:
+        codec.event_from_wire(says, 0.0)
+        rank, old = says.hello.info.rank, self._ranks.get(says.hello.info.rank)
+        if old is not None and old is not link:
+            if old.session != says.hello.session and old.pidfd >= 0 and not pids.is_dead(old.pidfd):
+                reason = f"rank {rank} is taken by process {old.pid}, which lives"
+                log.warning("refused process %d: %s", link.pid, reason)
+                self._send(link, wire.HostOrders(refused=wire.Refused(reason=reason)))
+                self._close(link)
+                return
+            if old.session == says.hello.session:
+                del self._ranks[rank]
+            self._close(old)
+            self._remove(old, "another process took its place")
+        fresh = link.rank < 0
+        link.rank, link.session = rank, says.hello.session
+        self._ranks[rank] = link
+        self._gone.pop(rank, None)
+        self._ever = True
+        self._pass_on(link, says)
+        if fresh:
+            self._send(link, wire.HostOrders(welcome=wire.Welcome(protected=self._up.up)))
+
+    def _pass_on(self, link: RankLink, says: wire.RankSays) -> None:
+        self._up.put(wire.HostSays(ranks=[wire.FromRank(rank=link.rank, session=link.session, says=says)]))
+
+    def _send(self, link: RankLink, message: wire.HostOrders) -> None:
+        if not link.open:
+            return
+        if len(link.out) > _MAX_OUT:
+            log.warning("rank %d does not read, a message for it is dropped", link.rank)
+            return
+        link.out += pack(message)
+        self._writable(link)
+
+    def _writable(self, link: RankLink) -> None:
+        try:
+            while link.out:
+                sent = link.sock.send(link.out)
+                del link.out[:sent]
+        except BlockingIOError:
+            self._loop.add_writer(link.sock, self._writable, link)
+            return
+        except OSError as error:
+            log.debug("rank %d cannot be written to: %s", link.rank, error)  # its end is seen by reading
+            link.out.clear()
+        self._loop.remove_writer(link.sock)
+
+    # ---------------------------------------------------------------------------------- controller
+
+    def _on_up(self) -> None:
+        if self._warned:
+            log.warning("the controller is back, fault tolerance is on again")
+        self._warned = False
+        self._down_reason = ""
+        for gone in self._gone.values():
+            self._up.put(wire.HostSays(ranks=[gone]))
+        for link in self._ranks.values():
+            self._send(link, wire.HostOrders(resync=wire.Resync()))
+            self._send(link, wire.HostOrders(beat=wire.Beat(protected=True)))
+
+    def _on_down(self, reason: str) -> None:
+        self._changed.set()
+        if reason != self._down_reason and self._ranks:
+            self._down_reason = reason
+            if not self._warned:
+                self._warned = True
+                log.warning("*** FAULT TOLERANCE IS OFF on this host: %s; training goes on, trying again ***", reason)
+            else:
+                log.info("still without a controller: %s", reason)
+        for link in self._ranks.values():
+            self._send(link, wire.HostOrders(beat=wire.Beat(protected=False)))
+
+    def _on_message(self, message: wire.HostOrders) -> None:
+        kind = message.WhichOneof("body")
+        if kind == "stop":
+            for rank in message.stop.ranks:
+                if rank in self._ranks:
+                    self._send(self._ranks[rank], message)
+        elif kind == "order":
+            if message.order.rank in self._ranks:
+                self._send(self._ranks[message.order.rank], message)
+        elif kind not in ("beat", "welcome"):
+            raise codec.WireError(f"the controller said {kind}, which is not for a relay")

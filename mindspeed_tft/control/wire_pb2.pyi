@@ -1,0 +1,294 @@
+from google.protobuf.internal import containers as _containers
+from google.protobuf import descriptor as _descriptor
+from google.protobuf import message as _message
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
+from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
+
+DESCRIPTOR: _descriptor.FileDescriptor
+
+class RankInfo(_message.Message):
+    __slots__ = ("rank", "host", "pid", "part", "dp_rank", "holds")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    PART_FIELD_NUMBER: _ClassVar[int]
+    DP_RANK_FIELD_NUMBER: _ClassVar[int]
+    HOLDS_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    host: str
+    pid: int
+    part: str
+    dp_rank: int
+    holds: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., part: _Optional[str] = ..., dp_rank: _Optional[int] = ..., holds: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class RankReport(_message.Message):
+    __slots__ = ("rank", "step", "commit", "update", "fault", "trusted", "rng_start", "rng_end")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    COMMIT_FIELD_NUMBER: _ClassVar[int]
+    UPDATE_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    TRUSTED_FIELD_NUMBER: _ClassVar[int]
+    RNG_START_FIELD_NUMBER: _ClassVar[int]
+    RNG_END_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    step: int
+    commit: str
+    update: str
+    fault: str
+    trusted: bool
+    rng_start: str
+    rng_end: str
+    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., commit: _Optional[str] = ..., update: _Optional[str] = ..., fault: _Optional[str] = ..., trusted: _Optional[bool] = ..., rng_start: _Optional[str] = ..., rng_end: _Optional[str] = ...) -> None: ...
+
+class Hello(_message.Message):
+    __slots__ = ("protocol", "session", "info")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    session: str
+    info: RankInfo
+    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[str] = ..., info: _Optional[_Union[RankInfo, _Mapping]] = ...) -> None: ...
+
+class Heartbeat(_message.Message):
+    __slots__ = ("rank", "step", "phase")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PHASE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    step: int
+    phase: str
+    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
+
+class FaultSeen(_message.Message):
+    __slots__ = ("rank", "kind", "message", "own")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    OWN_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    kind: str
+    message: str
+    own: bool
+    def __init__(self, rank: _Optional[int] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., own: _Optional[bool] = ...) -> None: ...
+
+class RankLost(_message.Message):
+    __slots__ = ("rank", "message")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    message: str
+    def __init__(self, rank: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+
+class RankFinished(_message.Message):
+    __slots__ = ("rank",)
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    def __init__(self, rank: _Optional[int] = ...) -> None: ...
+
+class Reported(_message.Message):
+    __slots__ = ("report",)
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    report: RankReport
+    def __init__(self, report: _Optional[_Union[RankReport, _Mapping]] = ...) -> None: ...
+
+class OrderDone(_message.Message):
+    __slots__ = ("rank", "order", "ok", "message", "result")
+    class ResultEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    OK_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    order: int
+    ok: bool
+    message: str
+    result: _containers.ScalarMap[str, str]
+    def __init__(self, rank: _Optional[int] = ..., order: _Optional[int] = ..., ok: _Optional[bool] = ..., message: _Optional[str] = ..., result: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Stop(_message.Message):
+    __slots__ = ("epoch", "ranks", "reason")
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    epoch: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    reason: str
+    def __init__(self, epoch: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class TextList(_message.Message):
+    __slots__ = ("items",)
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, items: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class TextMap(_message.Message):
+    __slots__ = ("items",)
+    class ItemsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    ITEMS_FIELD_NUMBER: _ClassVar[int]
+    items: _containers.ScalarMap[str, str]
+    def __init__(self, items: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class Value(_message.Message):
+    __slots__ = ("text", "number", "list", "map")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    LIST_FIELD_NUMBER: _ClassVar[int]
+    MAP_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    number: int
+    list: TextList
+    map: TextMap
+    def __init__(self, text: _Optional[str] = ..., number: _Optional[int] = ..., list: _Optional[_Union[TextList, _Mapping]] = ..., map: _Optional[_Union[TextMap, _Mapping]] = ...) -> None: ...
+
+class Order(_message.Message):
+    __slots__ = ("id", "rank", "kind", "payload")
+    class PayloadEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: Value
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[_Union[Value, _Mapping]] = ...) -> None: ...
+    ID_FIELD_NUMBER: _ClassVar[int]
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    PAYLOAD_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    rank: int
+    kind: str
+    payload: _containers.MessageMap[str, Value]
+    def __init__(self, id: _Optional[int] = ..., rank: _Optional[int] = ..., kind: _Optional[str] = ..., payload: _Optional[_Mapping[str, Value]] = ...) -> None: ...
+
+class Note(_message.Message):
+    __slots__ = ("stage", "text", "warn")
+    STAGE_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    WARN_FIELD_NUMBER: _ClassVar[int]
+    stage: str
+    text: str
+    warn: bool
+    def __init__(self, stage: _Optional[str] = ..., text: _Optional[str] = ..., warn: _Optional[bool] = ...) -> None: ...
+
+class Closed(_message.Message):
+    __slots__ = ("outcome", "step", "summary")
+    OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    SUMMARY_FIELD_NUMBER: _ClassVar[int]
+    outcome: str
+    step: int
+    summary: str
+    def __init__(self, outcome: _Optional[str] = ..., step: _Optional[int] = ..., summary: _Optional[str] = ...) -> None: ...
+
+class RankSays(_message.Message):
+    __slots__ = ("seq", "hello", "heartbeat", "fault", "report", "done", "goodbye")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
+    FAULT_FIELD_NUMBER: _ClassVar[int]
+    REPORT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    hello: Hello
+    heartbeat: Heartbeat
+    fault: FaultSeen
+    report: Reported
+    done: OrderDone
+    goodbye: RankFinished
+    def __init__(self, seq: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fault: _Optional[_Union[FaultSeen, _Mapping]] = ..., report: _Optional[_Union[Reported, _Mapping]] = ..., done: _Optional[_Union[OrderDone, _Mapping]] = ..., goodbye: _Optional[_Union[RankFinished, _Mapping]] = ...) -> None: ...
+
+class FromRank(_message.Message):
+    __slots__ = ("rank", "session", "says", "lost")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    SAYS_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    session: str
+    says: RankSays
+    lost: RankLost
+    def __init__(self, rank: _Optional[int] = ..., session: _Optional[str] = ..., says: _Optional[_Union[RankSays, _Mapping]] = ..., lost: _Optional[_Union[RankLost, _Mapping]] = ...) -> None: ...
+
+class HostHello(_message.Message):
+    __slots__ = ("protocol", "host", "node_rank", "pid", "run")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    NODE_RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    host: str
+    node_rank: int
+    pid: int
+    run: str
+    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., node_rank: _Optional[int] = ..., pid: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
+
+class HostSays(_message.Message):
+    __slots__ = ("hello", "ranks", "bye")
+    HELLO_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    BYE_FIELD_NUMBER: _ClassVar[int]
+    hello: HostHello
+    ranks: _containers.RepeatedCompositeFieldContainer[FromRank]
+    bye: bool
+    def __init__(self, hello: _Optional[_Union[HostHello, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[FromRank, _Mapping]]] = ..., bye: _Optional[bool] = ...) -> None: ...
+
+class Beat(_message.Message):
+    __slots__ = ("protected",)
+    PROTECTED_FIELD_NUMBER: _ClassVar[int]
+    protected: bool
+    def __init__(self, protected: _Optional[bool] = ...) -> None: ...
+
+class Welcome(_message.Message):
+    __slots__ = ("protected",)
+    PROTECTED_FIELD_NUMBER: _ClassVar[int]
+    protected: bool
+    def __init__(self, protected: _Optional[bool] = ...) -> None: ...
+
+class Refused(_message.Message):
+    __slots__ = ("reason",)
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    reason: str
+    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+
+class Resync(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class GoodbyeSeen(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class HostOrders(_message.Message):
+    __slots__ = ("beat", "welcome", "refused", "stop", "order", "resync", "goodbye_seen")
+    BEAT_FIELD_NUMBER: _ClassVar[int]
+    WELCOME_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    STOP_FIELD_NUMBER: _ClassVar[int]
+    ORDER_FIELD_NUMBER: _ClassVar[int]
+    RESYNC_FIELD_NUMBER: _ClassVar[int]
+    GOODBYE_SEEN_FIELD_NUMBER: _ClassVar[int]
+    beat: Beat
+    welcome: Welcome
+    refused: Refused
+    stop: Stop
+    order: Order
+    resync: Resync
+    goodbye_seen: GoodbyeSeen
+    def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., goodbye_seen: _Optional[_Union[GoodbyeSeen, _Mapping]] = ...) -> None: ...

@@ -1,0 +1,63 @@
+"""The desk at which the engine works: the time of the current event, what is going out, and which orders are open.
+
+Shared by all flows of the engine (the life of the job, a dump). It keeps books and decides nothing.
+"""
+
+from __future__ import annotations
+
+from mindspeed_tft.engine.incident import Incident
+from mindspeed_tft.engine.types import Action, Note, Order, OrderDone, OrderKind, Stop
+
+Payload = dict[str, "str | int | list[str] | dict[str, str]"]
+
+
+class Desk:
+    """Outgoing actions and the order book."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.incident = Incident()
+        self.stage = ""
+        self.epoch = 0
+        self._out: list[Action] = []
+        self._orders: dict[int, Order] = {}
+        self._answered: set[int] = set()
+
+    def put(self, action: Action) -> None:
+        self._out.append(action)
+
+    def drain(self) -> list[Action]:
+        out, self._out = self._out, []
+        return out
+
+    def enter(self, stage: str) -> None:
+        """A stage begins; what is noted from now on belongs to it."""
+        self.stage = stage
+        self.incident.enter(stage, self.now)
+
+    def note(self, text: str, warn: bool = False) -> None:
+        """A decision and its reason, for the log and for the incident."""
+        self.incident.line(self.now, self.stage, text)
+        self.put(Note(self.stage, text, warn))
+
+    def stop(self, ranks: tuple[int, ...], reason: str) -> None:
+        """Stop these ranks under the current epoch; a rank that knows the epoch already ignores it."""
+        if ranks:
+            self.put(Stop(self.epoch, ranks, reason))
+
+    def issue(self, rank: int, kind: OrderKind, payload: Payload) -> Order:
+        order = Order(len(self._orders) + 1, rank, kind, payload)
+        self._orders[order.id] = order
+        self.put(order)
+        return order
+
+    def open(self, order: Order) -> bool:
+        return order.id not in self._answered
+
+    def take(self, event: OrderDone) -> Order | None:
+        """The order that this event answers; None when nobody asked that rank, or the answer came before."""
+        order = self._orders.get(event.order)
+        if order is None or order.rank != event.rank or event.order in self._answered:
+            return None
+        self._answered.add(event.order)
+        return order

@@ -1,0 +1,71 @@
+"""What happened and when: the facts that an incident file and the last words to the user are made of.
+
+Collects; decides nothing, writes no file and knows no clock (every entry is stamped by the caller).
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+from mindspeed_tft.engine.words import some
+
+STAGES = ("detect", "stop", "decide", "finish", "stage", "write", "publish", "exit")
+_QUIET_LIMIT = 1000  # lines kept of a job without a fault; weeks of reconnects must not fill the memory
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A fault, or what a rank noticed of one."""
+
+    at: float
+    rank: int
+    kind: str
+    message: str
+    own: bool  # of this rank itself; False: it only noticed a peer
+
+    def __str__(self) -> str:
+        return f"rank {self.rank} {self.kind}" + (f": {self.message}" if self.message else "")
+
+
+class Incident:
+    """The record of one job: quiet until the first fault, complete from then on."""
+
+    def __init__(self) -> None:
+        self.log: list[tuple[float, str, str]] = []
+        self.faults: list[Fault] = []
+        self.timings: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self._told: set[tuple[int, str, str, bool]] = set()
+        self._stage = ""
+        self._since = 0.0
+
+    def line(self, at: float, stage: str, text: str) -> None:
+        if not self.faults and len(self.log) >= _QUIET_LIMIT:
+            del self.log[: _QUIET_LIMIT // 2]
+        self.log.append((at, stage, text))
+
+    def fault(self, fault: Fault) -> bool:
+        """Book a fault; False when it was told before."""
+        key = (fault.rank, fault.kind, fault.message, fault.own)
+        if key in self._told:
+            return False
+        self._told.add(key)
+        self.faults.append(fault)
+        return True
+
+    def enter(self, stage: str, at: float) -> None:
+        """A stage begins and the one before ends. Stages that come again add up."""
+        if self._stage in self.timings:
+            self.timings[self._stage] += at - self._since
+        self._stage, self._since = stage, at
+
+    def what_happened(self) -> str:
+        """Faults in the order in which they were seen; what peers noticed counts only where nobody knows more."""
+        told = [fault for fault in self.faults if fault.own] or self.faults
+        return some((str(fault) for fault in told), separator="; then ") or "no fault"
+
+    def as_dict(self) -> dict[str, object]:
+        return {
+            "faults": [asdict(fault) for fault in self.faults],
+            "timings": dict(self.timings),
+            "timeline": [{"at": at, "stage": stage, "text": text} for at, stage, text in self.log],
+        }

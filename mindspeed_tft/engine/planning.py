@@ -1,0 +1,192 @@
+"""Who writes which part of the checkpoint of S, and from whose shards. A pure function of reports and agreement.
+
+A part is written by one rank; every optimizer shard of the part comes from one rank whose report shows the state of S.
+Where that is not possible, the answer says which shard is missing, who held it and what became of each holder.
+This module sends nothing and does not decide S (`agreement`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+from mindspeed_tft.engine.agreement import Agreement, Means
+from mindspeed_tft.engine.types import RankInfo, RankReport
+from mindspeed_tft.engine.words import count, some
+
+
+@dataclass(frozen=True)
+class PartPlan:
+    """One checkpoint file: its writer and the source rank of each of its shards."""
+
+    part: str
+    writer: int
+    sources: Mapping[str, int]
+
+
+@dataclass(frozen=True)
+class DumpPlan:
+    """A complete checkpoint of `step`. `finish`: ranks that have to complete their update before anything is written."""
+
+    step: int
+    parts: tuple[PartPlan, ...]
+    finish: tuple[int, ...]
+
+    @property
+    def writers(self) -> dict[str, int]:
+        return {part.part: part.writer for part in self.parts}
+
+    @property
+    def publisher(self) -> int:
+        return min(part.writer for part in self.parts)
+
+    @property
+    def staged(self) -> dict[int, tuple[str, ...]]:
+        """Shards that a rank has to lay down for a writer that does not hold them itself."""
+        found: dict[int, set[str]] = {}
+        for part in self.parts:
+            for shard, source in part.sources.items():
+                if source != part.writer:
+                    found.setdefault(source, set()).add(shard)
+        return {rank: tuple(sorted(found[rank])) for rank in sorted(found)}
+
+    @property
+    def ranks(self) -> frozenset[int]:
+        """Everybody with something to do."""
+        return frozenset(rank for part in self.parts for rank in (part.writer, *part.sources.values()))
+
+    def describe(self) -> str:
+        shards = sum(len(part.sources) for part in self.parts)
+        text = f"{count(len(self.parts), 'part')}, {count(shards, 'shard')}; writers " + some(
+            f"{part.part}: rank {part.writer}" for part in self.parts
+        )
+        if self.staged:
+            text += "; shards from " + some(f"rank {rank}" for rank in self.staged)
+        if self.finish:
+            text += "; to finish their update: " + some(f"rank {rank}" for rank in self.finish)
+        return text
+
+
+@dataclass(frozen=True)
+class NoPlan:
+    """No complete and proved checkpoint can be written from these ranks."""
+
+    reason: str
+    missing: tuple[str, ...] = ()  # shards without a source
+
+
+def plan_dump(
+    infos: Mapping[int, RankInfo],
+    reports: Mapping[int, RankReport],
+    agreement: Agreement,
+    excluded: Mapping[int, str],
+    avoid: Collection[int] = (),
+) -> DumpPlan | NoPlan:
+    """Writers and sources for a dump of the agreed step.
+
+    Args:
+        infos: every rank that ever registered, the dead included: they say which shards exist.
+        excluded: ranks that take no part, with what became of them.
+        avoid: ranks that take part only where nobody else can, because an order failed there.
+    """
+    if not agreement.provable:
+        return NoPlan(agreement.reason)
+    able = {rank for rank in infos if rank not in excluded and agreement.offers.get(rank)}
+    if conflict := rng_conflict(infos, reports, agreement, able):
+        return NoPlan(conflict)
+    chooser = _Chooser(infos, reports, agreement, excluded, able, frozenset(avoid))
+    missing = [shard for part in chooser.shards_of.values() for shard in part if not chooser.sources_of(shard)]
+    if missing:
+        return NoPlan(chooser.explain_shards(missing), tuple(missing))
+    unwritten = [part for part in chooser.shards_of if not chooser.writers_of(part)]
+    if unwritten:
+        return NoPlan(chooser.explain_part(unwritten[0]))
+    parts = tuple(chooser.plan_part(part) for part in chooser.shards_of)
+    busy = {rank for part in parts for rank in (part.writer, *part.sources.values())}
+    finish = sorted(rank for rank in busy if agreement.offers[rank].means is Means.FINISH_UPDATE)
+    return DumpPlan(agreement.step, parts, tuple(finish))
+
+
+def rng_conflict(
+    infos: Mapping[int, RankInfo], reports: Mapping[int, RankReport], agreement: Agreement, able: Collection[int]
+) -> str:
+    """Why the random state of S is not one state within some part; "" when it is.
+
+    A digest that a rank does not know yet (before its update is finished) says nothing and is judged later.
+    """
+    seen: dict[str, dict[str, int]] = {}  # part -> digest -> lowest rank that has it
+    for rank in sorted(able):
+        report = reports[rank]
+        digest = report.rng_start if agreement.offers[rank].means is Means.REWIND else report.rng_end
+        if digest:
+            seen.setdefault(infos[rank].part, {}).setdefault(digest, rank)
+    for part, digests in sorted(seen.items()):
+        if len(digests) > 1:
+            apart = some(f"rank {rank}: {digest[:12]}" for digest, rank in digests.items())
+            return (
+                f"the random state of part {part} at step {agreement.step} differs between ranks that should agree "
+                f"({apart}): not provably one state"
+            )
+    return ""
+
+
+class _Chooser:
+    """The preferences of one plan. Indexed once, so that a plan costs about one look at each rank and shard."""
+
+    def __init__(
+        self,
+        infos: Mapping[int, RankInfo],
+        reports: Mapping[int, RankReport],
+        agreement: Agreement,
+        excluded: Mapping[int, str],
+        able: Collection[int],
+        avoid: frozenset[int],
+    ) -> None:
+        self._infos, self._reports, self._agreement, self._excluded = infos, reports, agreement, excluded
+        self._able, self._avoid = able, avoid
+        self._members: dict[str, list[int]] = {}
+        self._holders: dict[str, list[int]] = {}
+        self.shards_of: dict[str, list[str]] = {}  # part -> its shards, both in order
+        for rank in sorted(infos):
+            self._members.setdefault(infos[rank].part, []).append(rank)
+            for shard in infos[rank].holds:
+                self._holders.setdefault(shard, []).append(rank)
+        for part, members in sorted(self._members.items()):
+            self.shards_of[part] = sorted({shard for rank in members for shard in infos[rank].holds})
+
+    def sources_of(self, shard: str) -> list[int]:
+        return [rank for rank in self._holders[shard] if rank in self._able]
+
+    def writers_of(self, part: str) -> list[int]:
+        return [rank for rank in self._members[part] if rank in self._able]
+
+    def plan_part(self, part: str) -> PartPlan:
+        writer = min(self.writers_of(part), key=self._as_writer)
+        sources = {
+            shard: min(self.sources_of(shard), key=lambda rank: (rank != writer, *self._doubt(rank), rank))
+            for shard in self.shards_of[part]
+        }
+        return PartPlan(part, writer, sources)
+
+    def _doubt(self, rank: int) -> tuple[bool, bool]:
+        return rank in self._avoid, bool(self._reports[rank].fault)
+
+    def _as_writer(self, rank: int) -> tuple[bool, bool, int, int, int]:
+        info = self._infos[rank]
+        return (*self._doubt(rank), -len(info.holds), info.dp_rank, rank)
+
+    def explain_shards(self, missing: list[str]) -> str:
+        told = (f"{shard} ({self._became(self._holders[shard])})" for shard in missing)
+        return f"no holder left of shard {some(told, separator='; ')}"
+
+    def explain_part(self, part: str) -> str:
+        return f"nobody left to write part {part} ({self._became(self._members[part])})"
+
+    def _became(self, ranks: list[int]) -> str:
+        return some((f"rank {rank}: {self._fate(rank)}" for rank in ranks), limit=8, separator="; ")
+
+    def _fate(self, rank: int) -> str:
+        if rank in self._excluded:
+            return self._excluded[rank]
+        offer = self._agreement.offers.get(rank)
+        return offer.reason if offer is not None else "no report"

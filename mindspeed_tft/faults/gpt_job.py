@@ -1,0 +1,229 @@
+"""The small GPT pre-training that a drill runs; an ordinary Megatron program.
+
+    torchrun ... -m mindspeed_tft.faults.gpt_job --with-plugin    MEGATRON FLAGS
+    torchrun ... -m mindspeed_tft.faults.gpt_job --without-plugin MEGATRON FLAGS
+
+Without the plugin the adaptor is never imported: what runs is Megatron alone. On a machine without accelerator that
+needs the names of the device mapped to the CPU, which `mindspeed_tft.on_cpu` does and nothing more.
+
+Environment:
+  TFT_DRILL_STEPS   directory; every rank appends a line for each step that it ended, with begin and end times
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+ENV_STEPS = "TFT_DRILL_STEPS"
+
+WITH_PLUGIN = "--with-plugin"
+WITHOUT_PLUGIN = "--without-plugin"
+
+_INTEGER_KEYS = ["tokens", "labels", "position_ids"]
+_DEFAULTS = {"tokenizer_type": "NullTokenizer"}
+
+
+def prepare(with_plugin: bool) -> None:
+    """What has to happen before Megatron is imported."""
+    import torch
+
+    if with_plugin:
+        importlib.import_module("mindspeed_tft.adaptor")
+    elif not torch.cuda.is_available():
+        from mindspeed_tft.on_cpu import install_before_megatron
+
+        install_before_megatron()
+
+
+# -------------------------------------------------------------------------------------------- the program
+
+
+def _holds_data() -> bool:
+    from megatron.core import mpu
+
+    return bool(mpu.is_pipeline_first_stage() or mpu.is_pipeline_last_stage())
+
+
+def get_batch(iterator: Iterator[dict[str, Any]] | None) -> tuple[Any, Any, Any, Any]:
+    """The next micro-batch; tensor-parallel ranks get it from their first."""
+    import torch
+    from megatron.core import mpu, tensor_parallel
+
+    if not _holds_data():
+        return None, None, None, None
+    reads = mpu.get_tensor_model_parallel_rank() == 0
+    data = next(iterator) if reads and iterator is not None else None
+    integers = tensor_parallel.broadcast_data(_INTEGER_KEYS, data, torch.int64)
+    mask = tensor_parallel.broadcast_data(["loss_mask"], data, torch.float32)["loss_mask"]
+    return integers["tokens"], integers["labels"], mask, integers["position_ids"]
+
+
+def loss_func(loss_mask: Any, output: Any, model: Any = None) -> tuple[Any, Any, dict[str, Any]]:
+    """Masked loss, its number of tokens, and what is printed."""
+    import torch
+
+    mask = loss_mask.view(-1).float()
+    loss = torch.sum(output.view(-1).float() * mask)
+    tokens = mask.sum().clone().detach().to(torch.int)
+    report = torch.cat([loss.clone().detach().view(1), tokens.view(1).float()])
+    return loss, tokens, {"lm loss": report}
+
+
+def forward_step(iterator: Iterator[dict[str, Any]] | None, model: Any) -> tuple[Any, Callable[..., Any]]:
+    """One micro-batch forward."""
+    tokens, labels, loss_mask, position_ids = get_batch(iterator)
+    return model(tokens, position_ids, None, labels=labels), partial(loss_func, loss_mask)
+
+
+def model_provider(
+    pre_process: bool = True, post_process: bool = True, vp_stage: int | None = None, **unused: Any
+) -> Any:
+    """The GPT model, for the Megatron versions that ask the program for it."""
+    from megatron.core.models.gpt import GPTModel
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+    from megatron.training import get_args
+    from megatron.training.arguments import core_transformer_config_from_args
+
+    args = get_args()
+    return GPTModel(
+        config=unused.get("config") or core_transformer_config_from_args(args),
+        transformer_layer_spec=get_gpt_layer_local_spec(),
+        vocab_size=args.padded_vocab_size,
+        max_sequence_length=args.max_position_embeddings,
+        pre_process=pre_process,
+        post_process=post_process,
+        parallel_output=True,
+        share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
+        position_embedding_type=args.position_embedding_type,
+    )
+
+
+def datasets_provider(samples: Sequence[int], vp_stage: int | None = None) -> Any:
+    """Megatron's mock dataset, the same for every run with the same seed."""
+    from megatron.core import mpu
+    from megatron.core.datasets.blended_megatron_dataset_builder import BlendedMegatronDatasetBuilder
+    from megatron.core.datasets.gpt_dataset import GPTDatasetConfig, MockGPTDataset
+    from megatron.training import get_args
+
+    args = get_args()
+    wanted = {
+        "random_seed": args.seed,
+        "sequence_length": args.seq_length,
+        "blend": None,
+        "blend_per_split": None,
+        "split": args.split,
+        "tokenizer": _tokenizer(args),
+        "reset_position_ids": False,
+        "reset_attention_mask": False,
+        "eod_mask_loss": False,
+        "create_attention_mask": False,
+    }
+    known = inspect.signature(GPTDatasetConfig).parameters
+    config = GPTDatasetConfig(**{name: value for name, value in wanted.items() if name in known})
+    def builds() -> bool:
+        return _holds_data() and mpu.get_tensor_model_parallel_rank() == 0
+
+    return BlendedMegatronDatasetBuilder(MockGPTDataset, samples, builds, config).build()
+
+
+datasets_provider.is_distributed = True  # type: ignore[attr-defined]  # Megatron looks for this mark
+
+
+def _tokenizer(args: Any) -> Any:
+    try:
+        from megatron.core.tokenizers.utils.build_tokenizer import build_tokenizer
+    except ImportError:  # before 0.16
+        from megatron.training import get_tokenizer
+
+        return get_tokenizer()
+    return build_tokenizer(args)
+
+
+def _keep_built_helpers() -> None:
+    """Wheels bring no Makefile: where the dataset helpers are built, they are not built again."""
+    if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
+        from megatron.core.datasets import utils
+
+        utils.compile_helpers = lambda: None
+
+
+def run() -> None:
+    """Start training, in whichever way this Megatron wants to be called."""
+    _keep_built_helpers()
+    from megatron.core.enums import ModelType
+    from megatron.training import pretrain
+
+    if ENV_STEPS in os.environ:
+        _log_steps(Path(os.environ[ENV_STEPS]))
+    kind = ModelType.encoder_or_decoder
+    parameters = list(inspect.signature(pretrain).parameters)
+    if "cfg_container" not in parameters:  # up to 0.17
+        pretrain(datasets_provider, model_provider, kind, forward_step, args_defaults=_DEFAULTS)
+        return
+    from megatron.training.argument_utils import pretrain_cfg_container_from_args
+    from megatron.training.arguments import parse_and_validate_args
+
+    args = parse_and_validate_args(args_defaults=_DEFAULTS)
+    if parameters.index("model_provider") == 2:  # 0.18
+        pretrain(pretrain_cfg_container_from_args(args), datasets_provider, model_provider, kind, forward_step)
+        return
+    from megatron.training.argument_utils import gpt_config_from_args  # 0.19: the model comes from the configuration
+
+    pretrain(pretrain_cfg_container_from_args(args, gpt_config_from_args(args)), datasets_provider, kind, forward_step)
+
+
+# ----------------------------------------------------------------------------------------------- its clock
+
+
+def _log_steps(directory: Path) -> None:
+    """Append a line for each step that this rank ended. The same clock for runs with and without the plugin."""
+    from megatron.training import training
+
+    train_step = training.train_step
+    directory.mkdir(parents=True, exist_ok=True)
+    log = (directory / f"rank{os.environ['RANK']}.jsonl").open("a", buffering=1)
+
+    def timed(*args: Any, **options: Any) -> Any:
+        begin, begin_wall = time.perf_counter(), time.time()
+        result = train_step(*args, **options)
+        end = time.perf_counter()
+        record = {
+            "step": _current_step(),
+            "pid": os.getpid(),
+            "begin": begin,
+            "end": end,
+            "begin_wall": begin_wall,
+            "end_wall": begin_wall + end - begin,
+        }
+        log.write(json.dumps(record) + "\n")
+        return result
+
+    training.train_step = timed
+
+
+def _current_step() -> int:
+    from megatron.training import get_args
+
+    return int(get_args().curr_iteration) + 1
+
+
+def main() -> None:
+    """Take the first argument off the command line and leave the others to Megatron."""
+    modes = {WITH_PLUGIN: True, WITHOUT_PLUGIN: False}
+    if len(sys.argv) < 2 or sys.argv[1] not in modes:
+        sys.exit(f"gpt_job: the first argument must be {WITH_PLUGIN} or {WITHOUT_PLUGIN}")
+    prepare(modes[sys.argv.pop(1)])
+    run()
+
+
+if __name__ == "__main__":
+    main()

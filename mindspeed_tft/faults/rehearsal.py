@@ -1,0 +1,529 @@
+"""The rehearsal of a dump: run the job unbroken, break it, go on from what it left behind, compare.
+
+    reference   stock Megatron, unbroken; keeps a checkpoint of every step (shared between drills)
+    broken      the same job with the plugin and the ordered faults
+    resumed     stock Megatron from the dump to the last step
+
+The two jobs of stock Megatron never import the plugin. Judging is `verdict`'s part, showing is `cli`'s.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+from mindspeed_tft.faults import gpt_job, inject, jobs, verdict
+from mindspeed_tft.faults.references import ReferenceCache, environment_facts, sources_digest
+from mindspeed_tft.faults.spec import FaultSpec, Layout, SpecError, format_faults
+from mindspeed_tft.faults.verdict import Compared, Evidence, Verdict
+
+PROGRAM = "mindspeed_tft.faults.gpt_job"
+
+INCIDENTS = "tft_incidents"  # the controller's default, in the --save directory
+STAGES = ("detect", "stop", "decide", "reboot", "regroup", "repair", "rollback", "first_step", "total")
+
+_MICRO_BATCHES = 8  # of a step, over all data-parallel ranks: at least two on each, so that a step has an inside
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A drill that was checked: every fault names its phase."""
+
+    layout: Layout
+    faults: tuple[FaultSpec, ...]
+    steps: int = 12
+    dtype: str = "fp32"
+    replicas: int = 2
+    seed: int = 1234
+    preset: str = "dump"
+    megatron: Path | None = None
+    compare: bool = True
+    launcher: str = "torchrun"
+    timeout: float = 240.0  # seconds for each job
+    extra: tuple[str, ...] = ()
+
+    @property
+    def step_at_fault(self) -> int:
+        return min(fault.step for fault in self.faults)
+
+
+class Listener(Protocol):
+    """Is told how a rehearsal goes on."""
+
+    def stage(self, name: str, text: str, first: int, last: int) -> None:
+        """A stage begins; steps `first` to `last` will be computed in it (0, 0: none)."""
+
+    def step(self, number: int) -> None:
+        """A step of this stage ended."""
+
+    def done(self, text: str) -> None:
+        """The stage ended."""
+
+
+@dataclass
+class Report:
+    """All that a drill found out."""
+
+    plan: Plan
+    verdict: Verdict
+    reasons: tuple[str, ...]
+    evidence: Evidence
+    seconds: dict[str, float | None]
+    processes_restarted: tuple[int, ...]
+    strategy: str
+    tries: tuple[dict[str, Any], ...]
+    incident: Path | None
+    dump: Path | None
+    reference: Path | None
+    logs: tuple[Path, ...]
+    tail: str = ""  # the end of the log that explains a loss
+    notes: list[str] = field(default_factory=list)
+
+    def as_json(self) -> dict[str, Any]:
+        """The keys that DRILL.md fixes, and what they rest on."""
+        return {
+            "verdict": self.verdict.value,
+            "reasons": list(self.reasons),
+            "strategy": self.strategy,
+            "tries": list(self.tries),
+            "step_at_fault": self.plan.step_at_fault,
+            "resumed_at": self.evidence.saved,
+            "steps_lost": verdict.steps_lost(self.evidence),
+            "seconds": self.seconds,
+            "processes_restarted": list(self.processes_restarted),
+            "compared": totals(self.evidence.comparisons),
+            "incident": str(self.incident) if self.incident else None,
+            "preset": self.plan.preset,
+            "layout": str(self.plan.layout),
+            "dtype": self.plan.dtype,
+            "replicas": self.plan.replicas,
+            "steps": self.plan.steps,
+            "seed": self.plan.seed,
+            "launcher": self.plan.launcher,
+            "faults": [str(fault) for fault in self.plan.faults],
+            "faults_fired": [str(fault) for fault in self.evidence.fired],
+            "completed_before": self.evidence.completed,
+            "comparisons": [vars(compared) for compared in self.evidence.comparisons],
+            "processes_left_behind": list(self.evidence.leftover),
+            "notes": self.notes,
+            "dump": str(self.dump) if self.dump else None,
+            "logs": [str(log) for log in self.logs],
+        }
+
+
+class JobFailed(RuntimeError):
+    """A job that had to succeed did not; carries how it ended."""
+
+    def __init__(self, ended: jobs.Ended) -> None:
+        how = "did not end by its deadline" if ended.timed_out else f"failed with exit status {ended.returncode}"
+        super().__init__(f"the {ended.name} run {how}")
+        self.ended = ended
+
+
+def totals(comparisons: Sequence[Compared]) -> dict[str, Any]:
+    """All comparisons of a drill as one."""
+    first = next((c.first_difference for c in comparisons if c.first_difference is not None), None)
+    return {
+        "tensors": sum(c.tensors for c in comparisons),
+        "bytes": sum(c.bytes for c in comparisons),
+        "different": sum(c.different for c in comparisons),
+        "first_difference": first,
+        "padding": sum(c.padding for c in comparisons),
+    }
+
+
+def megatron_sources(path: Path | None) -> tuple[Path, ...]:
+    """The directories of the Megatron that will run: of a checkout, or of the installed package."""
+    if path is not None:
+        roots = [path / "megatron"]
+    else:
+        found = importlib.util.find_spec("megatron")
+        roots = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
+    parts = tuple(root / part for root in roots for part in ("core", "training") if (root / part).is_dir())
+    if {part.name for part in parts} != {"core", "training"}:
+        where = f"--megatron {path}" if path is not None else "--megatron: none given, and the installed Megatron"
+        raise SpecError(f"{where}: holds no megatron/core and megatron/training; give the path of a Megatron-LM checkout")
+    return parts
+
+
+# --------------------------------------------------------------------------------------------------- flags
+
+
+def training_flags(plan: Plan) -> tuple[str, ...]:
+    """Megatron's flags for the small job; the same for all runs of a drill."""
+    hidden = 128 if plan.layout.pp > 1 else 64  # some Megatron versions cannot split less over pipeline stages
+    sizes = {
+        "--num-layers": 2,
+        "--hidden-size": hidden,
+        "--ffn-hidden-size": 2 * hidden,
+        "--num-attention-heads": 4,
+        "--seq-length": 64,
+        "--max-position-embeddings": 64,
+        "--vocab-size": 127,
+        "--micro-batch-size": 2,
+        "--global-batch-size": 2 * _MICRO_BATCHES,
+        "--train-iters": plan.steps,
+        "--lr": 1e-3,
+        "--min-lr": 1e-4,
+        "--lr-warmup-iters": 2,
+        "--weight-decay": 0.01,
+        "--clip-grad": 1.0,
+        "--seed": plan.seed,
+        "--tensor-model-parallel-size": plan.layout.tp,
+        "--pipeline-model-parallel-size": plan.layout.pp,
+        "--log-interval": 1,
+        "--eval-interval": 1000,
+        "--eval-iters": 0,
+        "--num-workers": 0,
+    }
+    words = [*(word for flag, value in sizes.items() for word in (flag, str(value)))]
+    words += ["--lr-decay-style", "cosine", "--mock-data", "--tokenizer-type", "NullTokenizer", "--split", "98,1,1"]
+    words += ["--transformer-impl", "local", "--use-distributed-optimizer", "--ckpt-format", "torch"]
+    words += _PLAIN_KERNELS + _dtype_flags(plan.dtype) + _device_flags()
+    return (*words, *plan.extra)
+
+
+_PLAIN_KERNELS = [
+    "--no-gradient-accumulation-fusion",
+    "--no-masked-softmax-fusion",
+    "--no-bias-gelu-fusion",
+    "--no-bias-dropout-fusion",
+    "--no-persist-layer-norm",
+    "--no-rope-fusion",
+]
+
+
+def _dtype_flags(dtype: str) -> list[str]:
+    # A scale near where it settles: from Megatron's default of 2**32 a short run would skip nearly all its steps.
+    return {"fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16", "--initial-loss-scale", "65536"]}[dtype]
+
+
+def _device_flags() -> list[str]:
+    import torch
+
+    if torch.cuda.is_available():
+        return ["--distributed-backend", "nccl"]
+    return ["--distributed-backend", "gloo", "--use-cpu-initialization"]
+
+
+def _stock_flags(plan: Plan) -> tuple[str, ...]:
+    return (*training_flags(plan), "--num-distributed-optimizer-instances", str(plan.replicas))
+
+
+def _plugin_flags(plan: Plan) -> tuple[str, ...]:
+    return (*training_flags(plan), "--enable-high-availability", "--optimizer-replica-num", str(plan.replicas))
+
+
+# ---------------------------------------------------------------------------------------------------- jobs
+
+
+class Rehearsal:
+    """The jobs of one drill in one directory."""
+
+    def __init__(self, plan: Plan, work: Path, cache: Path, listener: Listener) -> None:
+        self.plan = plan
+        self.work = work
+        self._cache = ReferenceCache(cache)
+        self._listener = listener
+        self._sources = megatron_sources(plan.megatron)
+        self.ended: list[jobs.Ended] = []
+
+    def reference(self) -> Path:
+        """The unbroken run's `--save` directory, with a checkpoint of every step.
+
+        Raises:
+            JobFailed: stock Megatron itself does not run here.
+        """
+        self._listener.stage("reference", "the same job unbroken, without the plugin", 1, self.plan.steps)
+        entry, kept = self._cache.get(self._reference_key(), self._make_reference)
+        self._listener.done("taken from an earlier drill" if kept else "")
+        return entry / "save"
+
+    def broken(self) -> jobs.Ended:
+        """The job with the plugin and the faults. It is expected to end with a dump and an exit status that is not 0."""
+        plan = self.plan
+        self._listener.stage("broken", f"with the plugin, {format_faults(plan.faults)}", 1, plan.step_at_fault)
+        env = {
+            inject.ENV_FAULTS: format_faults(plan.faults),
+            inject.ENV_SEED: str(plan.seed),
+            inject.ENV_LOG: str(self.fault_log),
+            gpt_job.ENV_STEPS: str(self.broken_steps),
+        }
+        # Saved by the dump alone: an ordinary checkpoint near the fault would make its work easier.
+        flags = (*_plugin_flags(plan), "--save", str(self.dump), "--save-interval", str(plan.steps + 1))
+        ended = self._run("broken", gpt_job.WITH_PLUGIN, flags, env, plan.launcher)
+        self._listener.done(_how(ended))
+        return ended
+
+    def resumed(self, saved: int) -> jobs.Ended:
+        """Stock Megatron from the dump to the last step."""
+        plan = self.plan
+        self._listener.stage("resumed", "from the dump, without the plugin", saved + 1, plan.steps)
+        places = ("--load", str(self.dump), "--save", str(self.final), "--save-interval", str(plan.steps))
+        env = {gpt_job.ENV_STEPS: str(self.resumed_steps)}
+        ended = self._run("resumed", gpt_job.WITHOUT_PLUGIN, (*_stock_flags(plan), *places), env)
+        self._listener.done(_how(ended))
+        return ended
+
+    def compare(self, reference: Path, saved: int) -> tuple[Compared, ...]:
+        """The dump and the end, each against the unbroken run."""
+        self._listener.stage("compare", "every byte", 0, 0)
+        step, end = f"iter_{saved:07d}", f"iter_{self.plan.steps:07d}"
+        found = (
+            _compared(verdict.DUMP_COMPARISON, reference / step, self.dump / step),
+            _compared(verdict.FINAL_COMPARISON, reference / end, self.final / end),
+        )
+        self._listener.done(f"{sum(c.tensors for c in found)} tensors, {sum(c.different for c in found)} different")
+        return found
+
+    @property
+    def dump(self) -> Path:
+        return self.work / "dump"
+
+    @property
+    def final(self) -> Path:
+        return self.work / "final"
+
+    @property
+    def broken_steps(self) -> Path:
+        return self.work / "broken-steps"
+
+    @property
+    def resumed_steps(self) -> Path:
+        return self.work / "resumed-steps"
+
+    @property
+    def fault_log(self) -> Path:
+        return self.work / "faults.jsonl"
+
+    def _make_reference(self, entry: Path) -> None:
+        flags = (*_stock_flags(self.plan), "--save", str(entry / "save"), "--save-interval", "1")
+        ended = self._run("reference", gpt_job.WITHOUT_PLUGIN, flags, {})
+        if ended.returncode != 0:
+            raise JobFailed(ended)
+
+    def _reference_key(self) -> dict[str, Any]:
+        program = sources_digest(Path(gpt_job.__file__), *(_module_path(name) for name in _CPU_MODULES))
+        return {
+            "flags": _stock_flags(self.plan),
+            "world_size": self.plan.layout.world_size,
+            "program": program,
+            "megatron": sources_digest(*self._sources),
+            **environment_facts(),
+        }
+
+    def _run(
+        self, name: str, mode: str, flags: Sequence[str], env: Mapping[str, str], launcher: str = "torchrun"
+    ) -> jobs.Ended:
+        command = jobs.LAUNCHERS[launcher](self.plan.layout.world_size, PROGRAM, (mode, *flags))
+        job = jobs.Job(name, command, self.work / f"{name}.log", self.plan.timeout, {**self._python_path(), **env})
+        ended = jobs.run(job, self._listener.step)
+        self.ended.append(ended)
+        return ended
+
+    def _python_path(self) -> dict[str, str]:
+        return {"PYTHONPATH": str(self.plan.megatron.resolve())} if self.plan.megatron is not None else {}
+
+
+_CPU_MODULES = ("mindspeed_tft.on_cpu", "mindspeed_tft.platforms", "mindspeed_tft.patches.megatron_on_cpu")
+
+
+def _module_path(name: str) -> Path:
+    """The file of a module, or the directory of a package."""
+    found = importlib.util.find_spec(name)
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError(name)
+    origin = Path(found.origin)
+    return origin.parent if origin.name == "__init__.py" else origin
+
+
+def _how(ended: jobs.Ended) -> str:
+    return "killed at its deadline" if ended.timed_out else f"exit status {ended.returncode}"
+
+
+def _compared(what: str, expected: Path, found: Path) -> Compared:
+    from mindspeed_tft.faults import compare
+
+    try:
+        result = compare.compare_checkpoints(expected, found)
+    except compare.CheckpointError as error:
+        return Compared(what, 0, 0, 1, str(error))
+    return Compared(what, result.tensors, result.bytes, result.different, result.first_difference, result.padding)
+
+
+# ------------------------------------------------------------------------------------------------- reading
+
+
+@dataclass(frozen=True)
+class StepLog:
+    """The steps that the ranks of a job ended."""
+
+    steps: Mapping[int, tuple[dict[str, Any], ...]]  # by rank
+
+    @property
+    def completed(self) -> int:
+        """The last step that some rank ended, 0 if none."""
+        return max((record["step"] for record in self._records()), default=0)
+
+    @property
+    def pids(self) -> dict[int, int]:
+        return {rank: records[-1]["pid"] for rank, records in self.steps.items() if records}
+
+    def first(self) -> tuple[int, float, float] | None:
+        """The first step that was computed, when its first rank began and when its last rank ended it."""
+        records = self._records()
+        if not records:
+            return None
+        step = min(record["step"] for record in records)
+        of_step = [record for record in records if record["step"] == step]
+        return step, min(record["begin_wall"] for record in of_step), max(record["end_wall"] for record in of_step)
+
+    def _records(self) -> list[dict[str, Any]]:
+        return [record for records in self.steps.values() for record in records]
+
+
+def read_steps(directory: Path) -> StepLog:
+    """Read what `gpt_job` wrote; the last line of a killed rank may be torn and is then not counted."""
+    steps = {}
+    for path in sorted(directory.glob("rank*.jsonl")) if directory.is_dir() else ():
+        whole = path.read_text().rpartition("\n")[0]
+        steps[int(path.stem.removeprefix("rank"))] = tuple(json.loads(line) for line in whole.splitlines())
+    return StepLog(steps)
+
+
+def read_fired(log: Path, faults: Sequence[FaultSpec]) -> tuple[tuple[FaultSpec, ...], float | None]:
+    """Which faults fired, and when the first of them did (wall clock)."""
+    if not log.exists():
+        return (), None
+    records = [json.loads(line) for line in log.read_text().splitlines() if line.strip()]
+    fired = {record["fault"] for record in records}
+    return tuple(f for f in faults if str(f) in fired), min((record["wall"] for record in records), default=None)
+
+
+def saved_step(save: Path) -> int | None:
+    """The step that a `--save` directory's tracker names, None without a checkpoint."""
+    from mindspeed_tft.faults import compare
+
+    if not (save / compare.TRACKER).is_file():
+        return None
+    step = compare.tracked_iteration(save)
+    return step if (save / f"iter_{step:07d}").is_dir() else None
+
+
+def read_incident(save: Path) -> tuple[Path, dict[str, Any]] | None:
+    """The newest incident report that the controller left beside the dump, None if there is none."""
+    reports = sorted((save / INCIDENTS).glob("incident-*.json"), key=lambda path: path.stat().st_mtime)
+    return (reports[-1], json.loads(reports[-1].read_text())) if reports else None
+
+
+def stage_seconds(
+    fault: float | None, incident: Mapping[str, Any] | None, first: tuple[int, float, float] | None
+) -> dict[str, float | None]:
+    """Seconds of each stage, from the fault to the end of the first step after it; None: not known, or no such stage.
+
+    With preset `dump` a new job is started by hand, here at once: `reboot` is from the end of the incident to the
+    begin of its first step.
+    """
+    found: dict[str, float | None] = dict.fromkeys(STAGES)
+    if incident is not None:
+        stages = {name: value for name, value in incident["seconds"].items() if name not in ("total", "reboot")}
+        found.update(stages)
+        if fault is not None:
+            found["detect"] = incident["opened"] - fault
+    if first is not None:
+        _, begin, end = first
+        found["first_step"] = end - begin
+        if incident is not None:
+            found["reboot"] = begin - incident["closed"]
+        if fault is not None:
+            found["total"] = end - fault
+    return {name: None if value is None else round(value, 3) for name, value in found.items()}
+
+
+# ----------------------------------------------------------------------------------------------- the whole
+
+
+def rehearse(plan: Plan, work: Path, cache: Path, listener: Listener) -> Report:
+    """Run a drill and judge it. Whatever fails on the way becomes a part of the report."""
+    run = Rehearsal(plan, work, cache, listener)
+    reference: Path | None = None
+    if plan.compare:
+        try:
+            reference = run.reference()
+        except JobFailed as failed:
+            return _without_reference(run, failed)
+    broken = run.broken()
+    fired, _ = read_fired(run.fault_log, plan.faults)
+    seen = Evidence(
+        fired=fired,
+        steps=plan.steps,
+        faulty_exit=broken.returncode,
+        completed=read_steps(run.broken_steps).completed,
+        saved=saved_step(run.dump),
+        compare=plan.compare,
+        leftover=broken.leftover,
+    )
+    if seen.saved is not None and broken.returncode:
+        seen = _go_on(run, seen, seen.saved, reference)
+    return _report(run, seen, reference)
+
+
+def _go_on(run: Rehearsal, seen: Evidence, saved: int, reference: Path | None) -> Evidence:
+    resumed = run.resumed(saved)
+    first = read_steps(run.resumed_steps).first()
+    comparisons: tuple[Compared, ...] = ()
+    if reference is not None and resumed.returncode == 0:
+        comparisons = run.compare(reference, saved)
+    return replace(
+        seen,
+        resumed_exit=resumed.returncode,
+        resumed_first=first[0] if first else None,
+        comparisons=comparisons,
+        leftover=seen.leftover + resumed.leftover,
+    )
+
+
+def _without_reference(run: Rehearsal, failed: JobFailed) -> Report:
+    """Stock Megatron does not run here: nothing was rehearsed, and nothing can be said about the plugin."""
+    nothing = Evidence(fired=(), steps=run.plan.steps, faulty_exit=None, completed=0, saved=None)
+    report = _report(run, nothing, None)
+    report.reasons = (f"{failed}; nothing was rehearsed",)
+    report.tail = failed.ended.tail()
+    return report
+
+
+def _report(run: Rehearsal, seen: Evidence, reference: Path | None) -> Report:
+    plan = run.plan
+    word, reasons = verdict.judge(seen)
+    found = read_incident(run.dump)
+    path, incident = found if found else (None, None)
+    _, fault_wall = read_fired(run.fault_log, plan.faults)
+    before, after = read_steps(run.broken_steps), read_steps(run.resumed_steps)
+    silent = [str(fault) for fault in plan.faults if fault not in seen.fired]
+    return Report(
+        plan=plan,
+        verdict=word,
+        reasons=reasons,
+        evidence=seen,
+        seconds=stage_seconds(fault_wall, incident, after.first()),
+        processes_restarted=tuple(sorted(r for r, pid in after.pids.items() if before.pids.get(r) != pid)),
+        strategy="dump" if seen.saved is not None else "none",
+        tries=_tries(incident),
+        incident=path,
+        dump=run.dump if seen.saved is not None else None,
+        reference=reference,
+        logs=tuple(ended.log for ended in run.ended),
+        tail=run.ended[-1].tail() if word is Verdict.LOST and run.ended else "",
+        notes=[f"did not fire, the job was over before: {' '.join(silent)}"] if silent else [],
+    )
+
+
+def _tries(incident: Mapping[str, Any] | None) -> tuple[dict[str, Any], ...]:
+    """What the engine chose, in order, each with its reason, as the incident tells it."""
+    if incident is None:
+        return ()
+    return tuple({"strategy": "dump", "reason": text} for text in incident["decision"])

@@ -1,0 +1,205 @@
+"""What a drill breaks, and in which job: the words of a fault and of a parallel layout, read and refused.
+
+Pure: it starts nothing and imports nothing outside the standard library, because a training process reads its
+own faults with it too. Every refusal names what was given and what would be right.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+KINDS: dict[str, str] = {
+    "kill": "SIGKILL",
+    "term": "SIGTERM",
+    "segv": "SIGSEGV, a real access to address 0",
+    "stop": "SIGSTOP",
+    "exc": "a Python exception in user code",
+    "oom": "an out-of-memory error",
+    "uce": "an uncorrectable device-memory error that destroys parameters and optimizer state",
+    "uce-low": "an uncorrectable device-memory error that hits no live tensor",
+    "link": "a retryable communication error",
+    "hang": "a native call that never returns",
+    "nan": "a corrupted gradient",
+    "controller": "the controller process killed",
+    "agent": "the launcher of the rank's node killed",
+    "node": "all processes of the rank's node killed",
+}
+
+# The moments of a step in the order in which a rank passes them; `save` and `eval` lie between steps.
+STEP_PHASES: tuple[str, ...] = (
+    "data",
+    "forward",
+    "backward",
+    "grad-reduce",
+    "clip",
+    "commit",
+    "update",
+    "param-gather",
+)
+PHASES: tuple[str, ...] = (*STEP_PHASES, "save", "eval")
+
+PRESETS: tuple[str, ...] = ("dump", "retry", "recover", "elastic")
+DTYPES: tuple[str, ...] = ("fp32", "bf16", "fp16")
+
+# What can be rehearsed today; a later feature adds its line here.
+AVAILABLE_KINDS: dict[str, tuple[str, ...]] = {"dump": ("kill", "term", "segv", "exc")}
+AVAILABLE_PHASES: dict[str, tuple[str, ...]] = {"dump": STEP_PHASES}
+MIN_STEPS = 3  # one before the fault, its own, one after it
+MAX_STEPS = 100  # the unbroken run keeps a checkpoint of every step
+AVAILABLE_AXES: tuple[str, ...] = ("dp", "tp", "pp")
+
+_FAULT = re.compile(r"(?P<kind>[^@:]+)@(?P<rank>\d+):(?P<step>\d+)(?::(?P<phase>[^:]+))?")
+_AXIS = re.compile(r"([a-z]+)(\d+)")
+
+
+class SpecError(ValueError):
+    """A fault or layout that cannot be drilled; the message says what would be right."""
+
+
+@dataclass(frozen=True)
+class FaultSpec:
+    """One fault: `kind` hits `rank` while it computes `step`, when it reaches `phase` (None: any moment)."""
+
+    kind: str
+    rank: int
+    step: int
+    phase: str | None = None
+
+    def __str__(self) -> str:
+        tail = f":{self.phase}" if self.phase else ""
+        return f"{self.kind}@{self.rank}:{self.step}{tail}"
+
+    def settled(self, seed: int) -> FaultSpec:
+        """This fault with its phase chosen: the same seed always chooses the same one."""
+        if self.phase is not None:
+            return self
+        # A generator of its own: the training process's global one is part of the state that is compared.
+        chosen = random.Random(f"{seed}/{self}").choice(STEP_PHASES)
+        return replace(self, phase=chosen)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Sizes of the parallel axes."""
+
+    dp: int = 1
+    tp: int = 1
+    pp: int = 1
+    ep: int = 1
+    cp: int = 1
+
+    @property
+    def world_size(self) -> int:
+        return self.dp * self.tp * self.pp * self.ep * self.cp
+
+    def __str__(self) -> str:
+        sizes = {axis: getattr(self, axis) for axis in ("tp", "pp", "cp", "ep", "dp")}
+        return "".join(f"{axis}{size}" for axis, size in sizes.items() if size > 1) or "dp1"
+
+
+def parse_fault(text: str) -> FaultSpec:
+    """Read `KIND@RANK:STEP[:PHASE]`."""
+    found = _FAULT.fullmatch(text.strip())
+    if found is None:
+        raise SpecError(f"--fault {text!r}: expected KIND@RANK:STEP[:PHASE], for example kill@1:7:backward")
+    kind, phase = found["kind"], found["phase"]
+    if kind not in KINDS:
+        raise SpecError(f"--fault {text!r}: unknown kind {kind!r}; known kinds: {' '.join(KINDS)}")
+    if phase is not None and phase not in PHASES:
+        raise SpecError(f"--fault {text!r}: unknown phase {phase!r}; known phases: {' '.join(PHASES)}")
+    step = int(found["step"])
+    if step < 1:
+        raise SpecError(f"--fault {text!r}: step {step} does not exist; the first step is 1")
+    return FaultSpec(kind, int(found["rank"]), step, phase)
+
+
+def parse_faults(text: str) -> tuple[FaultSpec, ...]:
+    """Read a comma list of faults, as it travels in the environment of a training process."""
+    return tuple(parse_fault(part) for part in text.split(",") if part.strip())
+
+
+def format_faults(faults: Iterable[FaultSpec]) -> str:
+    """The inverse of `parse_faults`."""
+    return ",".join(str(fault) for fault in faults)
+
+
+def parse_layout(text: str) -> Layout:
+    """Read axes with sizes, such as `dp4` or `tp2pp2dp2`."""
+    wrong = f"--layout {text!r}"
+    if not re.fullmatch(rf"(?:{_AXIS.pattern})+", text):
+        raise SpecError(f"{wrong}: expected axes with sizes, for example dp4, tp2dp2, pp2dp2 or tp2pp2dp2")
+    sizes: dict[str, int] = {}
+    for axis, size in _AXIS.findall(text):
+        if axis not in ("dp", "tp", "pp", "ep", "cp"):
+            raise SpecError(f"{wrong}: unknown axis {axis!r}; known axes: dp tp pp ep cp")
+        if axis in sizes:
+            raise SpecError(f"{wrong}: axis {axis!r} is given twice; give each axis once")
+        if int(size) < 1:
+            raise SpecError(f"{wrong}: {axis}{size} is no size; sizes start at 1")
+        sizes[axis] = int(size)
+    return Layout(**sizes)
+
+
+def check_replicas(layout: Layout, replicas: int) -> None:
+    """Refuse a number of optimizer replicas that the data-parallel size cannot be divided into."""
+    if replicas < 1:
+        raise SpecError(f"--replicas {replicas}: expected at least 1")
+    if layout.dp % replicas:
+        fitting = " ".join(str(n) for n in range(1, layout.dp + 1) if layout.dp % n == 0)
+        raise SpecError(
+            f"--replicas {replicas}: the data-parallel size {layout.dp} of layout {layout} must be divisible by it; "
+            f"fitting: {fitting}"
+        )
+
+
+def check_drill(
+    preset: str, layout: Layout, faults: Sequence[FaultSpec], steps: int, replicas: int, dtype: str = "fp32"
+) -> None:
+    """Refuse what this preset cannot rehearse (yet), before anything is started."""
+    if preset not in PRESETS:
+        raise SpecError(f"--preset {preset!r}: unknown; known presets: {' '.join(PRESETS)}")
+    if preset not in AVAILABLE_KINDS:
+        raise SpecError(f"--preset {preset}: not available yet; available: {' '.join(AVAILABLE_KINDS)}")
+    if dtype not in DTYPES:
+        raise SpecError(f"--dtype {dtype!r}: unknown; known: {' '.join(DTYPES)}")
+    if not MIN_STEPS <= steps <= MAX_STEPS:
+        raise SpecError(f"--steps {steps}: expected {MIN_STEPS} to {MAX_STEPS}")
+    _check_axes(layout)
+    check_replicas(layout, replicas)
+    if preset == "dump" and replicas < 2:
+        raise SpecError("--replicas 1: preset dump needs at least 2 copies of the optimizer state to lose a rank")
+    if not faults:
+        raise SpecError("--fault: give at least one, for example kill@1:7:backward")
+    for fault in faults:
+        _check_fault(preset, layout, fault, steps)
+
+
+def _check_axes(layout: Layout) -> None:
+    for axis in ("ep", "cp"):
+        if getattr(layout, axis) > 1:
+            raise SpecError(
+                f"--layout {layout}: axis {axis} cannot be drilled yet; available axes: {' '.join(AVAILABLE_AXES)}"
+            )
+
+
+def _check_fault(preset: str, layout: Layout, fault: FaultSpec, steps: int) -> None:
+    kinds, phases = AVAILABLE_KINDS[preset], AVAILABLE_PHASES[preset]
+    if fault.kind not in kinds:
+        raise SpecError(
+            f"--fault {fault}: kind {fault.kind!r} is not available with preset {preset} yet; available: {' '.join(kinds)}"
+        )
+    if fault.phase is not None and fault.phase not in phases:
+        raise SpecError(
+            f"--fault {fault}: phase {fault.phase!r} is not available with preset {preset} yet; "
+            f"available: {' '.join(phases)}"
+        )
+    if fault.rank >= layout.world_size:
+        raise SpecError(
+            f"--fault {fault}: rank {fault.rank} does not exist; layout {layout} has ranks 0 to {layout.world_size - 1}"
+        )
+    if not 2 <= fault.step < steps:
+        # Before step 2 nothing is completed that could be saved; after the last step nothing would go on.
+        raise SpecError(f"--fault {fault}: with --steps {steps} the step must be one of 2 to {steps - 1}")

@@ -1,0 +1,155 @@
+"""The judge of a drill: from what was seen to one word and its reasons. Pure.
+
+Nothing that was printed by a training job enters here; what counts is which files exist, which steps ranks ended,
+and what the byte comparison said.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+from mindspeed_tft.faults.spec import STEP_PHASES, FaultSpec
+
+# Before a rank reaches this phase no rank can have passed the commit of the step; after it every one has.
+_COMMIT = STEP_PHASES.index("commit")
+
+
+class Verdict(str, Enum):
+    """The outcome of a drill, with its exit status."""
+
+    EXACT = "exact"
+    INEXACT = "inexact"
+    DEGRADED = "degraded"
+    LOST = "lost"
+
+    @property
+    def exit_status(self) -> int:
+        return {"exact": 0, "inexact": 3, "degraded": 4, "lost": 5}[self.value]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """One comparison of two checkpoints; `different` counts everything that is not equal."""
+
+    what: str
+    tensors: int
+    bytes: int
+    different: int
+    first_difference: str | None = None
+    padding: int = 0
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What was seen of a drill with preset `dump`."""
+
+    fired: tuple[FaultSpec, ...]  # the faults that announced themselves, with their phases
+    steps: int  # of the whole training
+    faulty_exit: int | None  # exit status of the job that was broken; None: killed at its deadline
+    completed: int  # the last step that some rank of the broken job ended, 0 if none
+    saved: int | None  # step of the dump; None: there is none
+    resumed_exit: int | None = None  # exit status of the job that went on from the dump; None: did not end, or not run
+    resumed_first: int | None = None  # first step that it computed
+    compare: bool = True
+    comparisons: tuple[Compared, ...] = ()  # must hold both those of `EXPECTED_COMPARISONS`
+    leftover: tuple[str, ...] = ()  # processes that outlived their job
+
+
+DUMP_COMPARISON = "dump"  # the dump against the unbroken run's checkpoint of the same step
+FINAL_COMPARISON = "end"  # the end of the resumed run against the end of the unbroken run
+EXPECTED_COMPARISONS = (DUMP_COMPARISON, FINAL_COMPARISON)
+
+
+def possible_steps(faults: Sequence[FaultSpec]) -> tuple[int, ...]:
+    """The steps at which the job may be saved after the first of these faults, the lowest first.
+
+    A rank that broke before the commit point of its step held all others back; once one is past it, every rank had
+    final gradients and the step must be finished. At the commit point itself both can happen.
+    """
+    first = min(faults, key=lambda fault: (fault.step, _phase_index(fault)))
+    phase = _phase_index(first)
+    if phase < _COMMIT:
+        return (first.step - 1,)
+    if phase > _COMMIT:
+        return (first.step,)
+    return (first.step - 1, first.step)
+
+
+def judge(seen: Evidence) -> tuple[Verdict, tuple[str, ...]]:
+    """The verdict, and why: every reason that speaks against a better one."""
+    lost = _lost(seen)
+    if lost:
+        return Verdict.LOST, lost
+    inexact = _inexact(seen)
+    if inexact:
+        return Verdict.INEXACT, inexact
+    degraded = _degraded(seen)
+    if degraded:
+        return Verdict.DEGRADED, degraded
+    return Verdict.EXACT, ()
+
+
+def steps_lost(seen: Evidence) -> int | None:
+    """Completed steps that had to be computed again."""
+    return None if seen.saved is None else max(0, seen.completed - seen.saved)
+
+
+def _lost(seen: Evidence) -> tuple[str, ...]:
+    reasons = []
+    if not seen.fired:
+        reasons.append("no fault fired, so nothing was rehearsed")
+    if seen.faulty_exit is None:
+        reasons.append("the broken job did not end by its deadline")
+    if seen.faulty_exit == 0:
+        reasons.append("the broken job ended with exit status 0, as if nothing had happened")
+    if seen.saved is None:
+        reasons.append("no checkpoint was left behind")
+    if reasons:
+        return tuple(reasons)
+    if seen.resumed_exit is None:
+        return ("the job that went on from the dump did not end by its deadline",)
+    if seen.resumed_exit != 0:
+        return (f"the job that went on from the dump failed with exit status {seen.resumed_exit}",)
+    return ()
+
+
+def _inexact(seen: Evidence) -> tuple[str, ...]:
+    if not seen.compare:
+        return ("nothing was compared (--no-compare), so equality is not claimed",)
+    reasons = []
+    found = {compared.what: compared for compared in seen.comparisons}
+    for what in EXPECTED_COMPARISONS:
+        compared = found.get(what)
+        if compared is None:
+            reasons.append(f"{what}: was not compared")
+        elif compared.tensors == 0 or compared.bytes == 0:
+            reasons.append(f"{what}: the comparison looked at no tensor")
+        elif compared.different:
+            reasons.append(f"{what}: {compared.different} differences, the first: {compared.first_difference}")
+    if seen.resumed_first is not None and seen.saved is not None and seen.resumed_first != seen.saved + 1:
+        reasons.append(f"the job went on at step {seen.resumed_first}, but step {seen.saved} was saved")
+    return tuple(reasons)
+
+
+def _degraded(seen: Evidence) -> tuple[str, ...]:
+    reasons = []
+    again = steps_lost(seen)
+    if again:
+        reasons.append(f"{again} completed steps had to be computed again")
+    possible = possible_steps(seen.fired)
+    if seen.saved not in possible:
+        wanted = " or ".join(str(step) for step in possible)
+        reasons.append(f"step {seen.saved} was saved, the fault left step {wanted} to be saved")
+    if seen.resumed_first is None:
+        reasons.append("it is not known at which step the job went on")
+    if seen.leftover:
+        reasons.append(f"{len(seen.leftover)} processes outlived their job: {'; '.join(seen.leftover)}")
+    return tuple(reasons)
+
+
+def _phase_index(fault: FaultSpec) -> int:
+    if fault.phase not in STEP_PHASES:
+        raise ValueError(f"fault {fault}: its phase is not one of a step, settle it first")
+    return STEP_PHASES.index(fault.phase)

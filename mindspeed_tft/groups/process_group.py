@@ -1,0 +1,238 @@
+"""A process group that outlives its backend.
+
+`SwappableGroup` is what Megatron, DDP buckets and optimizers hold. Below it sits the real group of the current epoch;
+an abort frees every thread that waits in it, and later a new one can be put in its place without anyone noticing that
+the object is still the same. Nothing here decides anything: the control plane calls `GroupTable.abort`.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import Work
+from torch.distributed import ProcessGroup
+
+from mindspeed_tft.groups import sockets, waiting
+
+COLLECTIVES = """allgather _allgather_base all_gather_single allgather_coalesced all_gather_single_coalesced
+allgather_into_tensor_coalesced allreduce allreduce_coalesced broadcast reduce gather scatter reduce_scatter
+_reduce_scatter_base reduce_scatter_single reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced
+alltoall alltoall_base all_to_all_single barrier""".split()
+POINT_TO_POINT = "send recv recv_anysource".split()
+
+
+class CommunicationAborted(RuntimeError):
+    """A communication failed because a peer is gone or because this rank was told to stop.
+
+    It says nothing against the rank that gets it: its own state is whole up to the operation it was in.
+    """
+
+
+class _Work(Work):
+    """The work handle that callers get: waiting for it can be interrupted."""
+
+    def __init__(self, inner: Any, group: SwappableGroup, wait: Callable[[Any, waiting.Abort], None]) -> None:
+        super().__init__()
+        self._inner, self._group, self._wait_inner = inner, group, wait
+
+    def wait(self, timeout: timedelta | None = None) -> bool:
+        if timeout:
+            return bool(self._group.guarded(lambda: self._inner.wait(timeout)))
+        self._group.guarded(lambda: self._wait_inner(self._inner, self._group.table.aborted))
+        return True
+
+    def synchronize(self) -> None:
+        self.wait()
+
+    def is_completed(self) -> bool:
+        return bool(self._inner.is_completed())
+
+    def is_success(self) -> bool:
+        return bool(self._inner.is_success())
+
+    def get_future(self) -> Any:
+        return self._inner.get_future()
+
+    def result(self) -> Any:
+        return self._inner.result()
+
+    def exception(self) -> Any:
+        return self._inner.exception()
+
+    def source_rank(self) -> int:
+        return int(self._inner.source_rank())
+
+    def _source_rank(self) -> int:
+        return int(self._inner._source_rank())
+
+
+class SwappableGroup(ProcessGroup):
+    """Stands for the group of one set of ranks; `configure` gives it a backend, `close` takes it away."""
+
+    def __init__(self, table: GroupTable, store: Any, rank: int, size: int, timeout: timedelta, name: str) -> None:
+        super().__init__(rank, size)  # the overload with a store does not call Python overrides
+        self.table, self._store, self._timeout = table, store, timeout
+        self._rank, self._size, self._name, self._desc = rank, size, name, ""
+        self._inner: Any = None
+        self._sockets: frozenset[sockets.SocketRef] = frozenset()
+
+    def configure(self, build: Callable[[SwappableGroup], Any]) -> None:
+        """Put a freshly built backend below; a collective over the group's members."""
+        before = sockets.tcp_sockets()
+        inner = build(self)
+        self._sockets = sockets.tcp_sockets() - before
+        self._inner = inner
+
+    def close(self) -> int:
+        """Shut the backend's connections; any thread may call. Returns how many were open."""
+        return sockets.shut(self._sockets)
+
+    # ---------------------------------------------------------------------------------- operations
+
+    def guarded(self, operation: Callable[[], Any]) -> Any:
+        """Run a step of a communication; a failure of the connection becomes `CommunicationAborted`."""
+        try:
+            return operation()
+        except waiting.Interrupted as exc:
+            raise CommunicationAborted(f"group {self._name}: stopped ({exc})") from None
+        except RuntimeError as exc:
+            if self.table.is_connection_error(exc):
+                first = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
+                raise CommunicationAborted(f"group {self._name}: {first}") from exc
+            raise
+
+    def _launch(self, name: str, wait: Callable[[Any, waiting.Abort], None], *args: Any, **kwargs: Any) -> _Work:
+        if self.table.aborted.is_set or self._inner is None:
+            raise CommunicationAborted(f"group {self._name}: stopped ({self.table.aborted.reason or 'no backend'})")
+        work = self.guarded(lambda: getattr(self._inner, name)(*args, **kwargs))
+        return _Work(work, self, wait)
+
+    # ------------------------------------------------------- what torch asks of a group (same answers as plain)
+
+    def rank(self) -> int:
+        return self._rank
+
+    def size(self) -> int:
+        return self._size
+
+    getRank, getSize = rank, size
+
+    def name(self) -> str:
+        return self.table.backend_name
+
+    getBackendName = _get_backend_name = name
+
+    @property
+    def group_name(self) -> str:
+        return self._name
+
+    @property
+    def group_desc(self) -> str:
+        return self._desc
+
+    def getGroupName(self) -> str:
+        return self._name
+
+    def getGroupDesc(self) -> str:
+        return self._desc
+
+    def _set_group_name(self, name: str) -> None:
+        self._name = name
+
+    def _set_group_desc(self, desc: str) -> None:
+        self._desc = desc
+
+    setGroupName, setGroupDesc = _set_group_name, _set_group_desc
+
+    @property
+    def _device_types(self) -> list[torch.device]:
+        return list(self._backend()._device_types)
+
+    def _backend(self) -> Any:
+        if self._inner is None:
+            raise CommunicationAborted(f"group {self._name}: no backend")
+        return self._inner
+
+    def _get_backend(self, device: torch.device) -> Any:
+        return self._backend()._get_backend(device)
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    def set_timeout(self, timeout: timedelta) -> None:
+        self._timeout = timeout
+        if self._inner is not None:
+            self._inner.set_timeout(timeout)
+
+    def _has_hooks(self) -> bool:
+        return False
+
+    def _start_coalescing(self, device: torch.device) -> None:
+        self._backend()._start_coalescing(device)
+
+    def _end_coalescing(self, device: torch.device) -> _Work:
+        return _Work(self._backend()._end_coalescing(device), self, waiting.wait_in_slices)
+
+    def _get_sequence_number_for_group(self) -> int:
+        return int(self._backend()._get_sequence_number_for_group())
+
+    def monitored_barrier(self, *args: Any, **kwargs: Any) -> Any:
+        return self.guarded(lambda: self._backend().monitored_barrier(*args, **kwargs))
+
+    def abort(self) -> None:
+        self.close()
+
+    def shutdown(self) -> None:
+        self._inner = None
+
+    def __repr__(self) -> str:
+        return f"SwappableGroup({self._name}, rank {self._rank} of {self._size})"
+
+
+def _forward(name: str, wait: Callable[[Any, waiting.Abort], None]) -> Callable[..., _Work]:
+    def operation(self: SwappableGroup, *args: Any, **kwargs: Any) -> _Work:
+        return self._launch(name, wait, *args, **kwargs)
+
+    operation.__name__ = name
+    return operation
+
+
+for _name in COLLECTIVES:
+    setattr(SwappableGroup, _name, _forward(_name, waiting.wait_in_slices))
+for _name in POINT_TO_POINT:
+    setattr(SwappableGroup, _name, _forward(_name, waiting.wait_on_helper))
+
+
+class GroupTable:
+    """All swappable groups of this process, in the order of their creation (the same on every rank of a group)."""
+
+    def __init__(self, backend_name: str, connection_errors: tuple[str, ...]) -> None:
+        self.backend_name = backend_name
+        self.aborted = waiting.Abort()
+        self._connection_errors = connection_errors
+        self._groups: list[SwappableGroup] = []
+        self._lock = threading.Lock()
+
+    def add(self, group: SwappableGroup) -> None:
+        with self._lock:
+            self._groups.append(group)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+    def is_connection_error(self, exc: BaseException) -> bool:
+        """Whether this text is one that the backend raises when a peer or a connection is gone."""
+        text = str(exc)
+        return self.aborted.is_set or any(mark in text for mark in self._connection_errors)
+
+    def abort(self, reason: str) -> int:
+        """Free every thread that waits in any group. First the connections, so that no peer of the
+        abandoned epoch can write into our buffers any more, then the sleepers. Returns connections shut."""
+        self.aborted.set(reason)
+        with self._lock:
+            groups = list(self._groups)
+        return sum(group.close() for group in groups)

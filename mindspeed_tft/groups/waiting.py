@@ -1,0 +1,127 @@
+"""Wait for a communication so that another thread can always end the wait.
+
+Two measured facts shape this file. A gloo *collective* may be waited for in slices: a slice that times out changes
+nothing. A gloo *send or receive* may not: its timed wait closes the connection. So collectives are waited for in
+slices on the calling thread (no hand-over, no cost), and sends and receives on a helper thread while the caller sleeps
+on a condition that an abort sets too.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+SLICE = timedelta(milliseconds=50)  # longest time an abort can stay unseen by a rank blocked in a collective
+
+
+class Abort:
+    """A flag that ends every wait of this process, set by the control plane's worker thread."""
+
+    def __init__(self) -> None:
+        self.reason = ""
+        self._flag = False
+        self._lock = threading.Lock()
+        self._sleepers: set[threading.Event] = set()
+
+    @property
+    def is_set(self) -> bool:
+        return self._flag
+
+    def set(self, reason: str) -> None:
+        with self._lock:
+            self._flag, self.reason = True, reason
+            sleepers = list(self._sleepers)
+        for sleeper in sleepers:
+            sleeper.set()
+
+    def clear(self) -> None:
+        with self._lock:
+            self._flag, self.reason = False, ""
+
+    def add(self, sleeper: threading.Event) -> None:
+        with self._lock:
+            self._sleepers.add(sleeper)
+            if self._flag:
+                sleeper.set()
+
+    def remove(self, sleeper: threading.Event) -> None:
+        with self._lock:
+            self._sleepers.discard(sleeper)
+
+
+class Interrupted(Exception):
+    """The wait ended because of an abort; the operation below may still be under way."""
+
+
+def wait_in_slices(work: Any, abort: Abort) -> None:
+    """Wait for a collective; raises what the operation raised, or `Interrupted` after an abort."""
+    while True:
+        try:
+            work.wait(SLICE)
+            return
+        except RuntimeError:
+            if work.is_completed():
+                raise
+        if abort.is_set:
+            raise Interrupted(abort.reason)
+
+
+class Waiter:
+    """A helper thread that waits for sends and receives in the place of one calling thread."""
+
+    def __init__(self) -> None:
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="tft-p2p-wait", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def wait(self, work: Any, abort: Abort) -> None:
+        """Like `wait_in_slices`. After `Interrupted` this waiter may be stuck in the old operation: abandon it."""
+        done = threading.Event()
+        outcome: list[BaseException | None] = []
+
+        def job() -> None:
+            try:
+                work.wait()
+                outcome.append(None)
+            except BaseException as exc:  # handed to the caller, which raises it
+                outcome.append(exc)
+            done.set()
+
+        abort.add(done)
+        try:
+            if abort.is_set:
+                raise Interrupted(abort.reason)
+            self._jobs.put(job)
+            done.wait()
+        finally:
+            abort.remove(done)
+        if not outcome:
+            raise Interrupted(abort.reason)
+        if outcome[0] is not None:
+            raise outcome[0]
+
+    def close(self) -> None:
+        self._jobs.put(None)
+
+
+_local = threading.local()
+
+
+def wait_on_helper(work: Any, abort: Abort) -> None:
+    """Wait for a send or receive on this thread's helper; a helper stuck in an aborted operation is replaced."""
+    waiter: Waiter | None = getattr(_local, "waiter", None)
+    if waiter is None:
+        waiter = _local.waiter = Waiter()
+    try:
+        waiter.wait(work, abort)
+    except Interrupted:
+        waiter.close()
+        _local.waiter = None
+        raise

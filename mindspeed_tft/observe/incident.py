@@ -1,0 +1,188 @@
+"""What an incident leaves behind: one JSON file with its timeline, and a log of events as JSON lines.
+
+Written by the controller from the events and actions that pass through it; holds no opinion. A disk that is full or
+gone is said once and changes nothing else.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import platform
+import time
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from mindspeed_tft.engine import types as t
+
+log = logging.getLogger(__name__)
+
+SCHEMA = 1
+EVENTS_FILE = "events.jsonl"
+_PACKAGES = ("mindspeed_tft", "torch", "torch_npu", "megatron-core", "grpcio", "protobuf")
+_MAX_KEPT = 100_000
+
+
+def versions() -> dict[str, str]:
+    """Of what may matter to a reader of the incident; what is not installed is left out."""
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for name in _PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def as_dict(item: t.Event | t.Action) -> dict[str, Any]:
+    """The item with its kind, ready for JSON."""
+    return {"kind": type(item).__name__, **dataclasses.asdict(item)}
+
+
+class Recorder:
+    """Collects an incident while it goes on. Times of events are monotonic; `wall` moves them to the calendar."""
+
+    def __init__(self, directory: str | Path, run: str) -> None:
+        self._directory = Path(directory)
+        self._run = run
+        self._offset = time.time() - time.monotonic()
+        self._failed = False
+        self._ranks: dict[int, t.RankInfo] = {}
+        self._reset()
+
+    def _reset(self) -> None:
+        self._opened: float | None = None
+        self._epoch = 0
+        self._items: list[tuple[float, t.Event | t.Action]] = []
+
+    @property
+    def open(self) -> bool:
+        """True from the first sign of a fault until the incident is closed."""
+        return self._opened is not None
+
+    def event(self, event: t.Event) -> None:
+        """Something happened."""
+        if isinstance(event, (t.Tick, t.Heartbeat)):
+            return
+        if isinstance(event, t.Registered):
+            self._ranks[event.info.rank] = event.info
+        if isinstance(event, (t.FaultSeen, t.RankLost)):
+            self._open(event.at)
+        self._keep(event.at, event)
+
+    def action(self, action: t.Action, at: float) -> None:
+        """The engine answered."""
+        if isinstance(action, t.Stop):
+            self._open(at)
+            self._epoch = action.epoch
+        self._keep(at, action)
+
+    def close(self, closed: t.Closed, at: float) -> Path | None:
+        """Writes the incident; None when there was none, or when it could not be written."""
+        if self._opened is None:
+            return None
+        report = self._report(closed, at)
+        stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._opened + self._offset))
+        path = self._directory / f"incident-{stamp}-{self._epoch}.json"
+        self._reset()
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            while path.exists():  # a second incident in the same second, or another job in the same directory
+                path = path.with_name(f"{path.stem}x.json")
+            write_atomic(path, json.dumps(report, indent=1, sort_keys=False))
+        except OSError as error:
+            self._complain(error)
+            return None
+        return path
+
+    def _open(self, at: float) -> None:
+        if self._opened is None:
+            self._opened = at
+
+    def _keep(self, at: float, item: t.Event | t.Action) -> None:
+        if self.open and len(self._items) < _MAX_KEPT:
+            self._items.append((at, item))
+        line = {"wall": round(at + self._offset, 6), "at": round(at, 6), "run": self._run, **as_dict(item)}
+        try:
+            self._directory.mkdir(parents=True, exist_ok=True)
+            with open(self._directory / EVENTS_FILE, "a") as file:
+                file.write(json.dumps(line) + "\n")
+        except OSError as error:
+            self._complain(error)
+
+    def _complain(self, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            log.warning("events and incidents cannot be written to %s: %s; going on without", self._directory, error)
+
+    def _report(self, closed: t.Closed, at: float) -> dict[str, Any]:
+        assert self._opened is not None
+        t0 = self._opened
+        notes = [(when, item) for when, item in self._items if isinstance(item, t.Note)]
+        return {
+            "schema": SCHEMA,
+            "run": self._run,
+            "epoch": self._epoch,
+            "opened": t0 + self._offset,
+            "closed": at + self._offset,
+            "outcome": closed.outcome,
+            "step": closed.step,
+            "summary": closed.summary,
+            "decision": [note.text for _, note in notes if note.stage.startswith(("decide", "decision", "plan"))],
+            "seconds": stage_seconds([(when, note.stage) for when, note in notes], t0, at),
+            "timeline": [
+                {"t": round(when - t0, 6), "stage": note.stage, "text": note.text, "warn": note.warn}
+                for when, note in notes
+            ],
+            "faults": [
+                {"t": round(when - t0, 6), **as_dict(item)}
+                for when, item in self._items
+                if isinstance(item, (t.FaultSeen, t.RankLost))
+            ],
+            "stops": [
+                {"t": round(when - t0, 6), **as_dict(item)} for when, item in self._items if isinstance(item, t.Stop)
+            ],
+            "reports": [
+                {"t": round(when - t0, 6), **dataclasses.asdict(item.report)}
+                for when, item in self._items
+                if isinstance(item, t.Reported)
+            ],
+            "orders": self._orders(t0),
+            "ranks": [dataclasses.asdict(self._ranks[rank]) for rank in sorted(self._ranks)],
+            "versions": versions(),
+        }
+
+    def _orders(self, t0: float) -> list[dict[str, Any]]:
+        done = {item.order: (when, item) for when, item in self._items if isinstance(item, t.OrderDone)}
+        found: list[dict[str, Any]] = []
+        for when, item in self._items:
+            if isinstance(item, t.Order):
+                entry: dict[str, Any] = {"t": round(when - t0, 6), **as_dict(item), "order": item.kind.value}
+                if item.id in done:
+                    end, answer = done[item.id]
+                    entry.update(seconds=round(end - when, 6), ok=answer.ok, message=answer.message)
+                    entry["result"] = answer.result
+                found.append(entry)
+        return found
+
+
+def stage_seconds(stages: list[tuple[float, str]], start: float, end: float) -> dict[str, float]:
+    """Seconds spent in each stage: from its note to the next note of another stage. The total is from fault to end."""
+    found: dict[str, float] = {}
+    for index, (when, stage) in enumerate(stages):
+        until = stages[index + 1][0] if index + 1 < len(stages) else end
+        found[stage] = found.get(stage, 0.0) + until - when
+    return {stage: round(seconds, 6) for stage, seconds in {**found, "total": end - start}.items()}
+
+
+def write_atomic(path: Path, text: str) -> None:
+    """The whole file or none of it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(temporary, "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.rename(temporary, path)

@@ -1,0 +1,38 @@
+"""NVIDIA GPUs, by torch.cuda and nccl."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from mindspeed_tft.platforms import cuda_names
+from mindspeed_tft.platforms.base import Platform
+
+
+class CudaPlatform(Platform):
+    name = "cuda"
+    backend = "nccl"
+    device_type = "cuda"
+
+    def why_unavailable(self) -> str | None:
+        if torch.version.cuda is None and torch.version.hip is None:
+            return "this build of torch has no CUDA"
+        # Not torch.cuda.is_available: once the names are mapped onto the CPU, that one says yes.
+        is_available: Any = cuda_names.original(torch.cuda, "is_available")
+        return None if is_available() else "torch finds no usable GPU"
+
+    def description(self) -> str:
+        return f"{torch.cuda.get_device_name()} (CUDA {torch.version.cuda})"
+
+    def synchronize(self) -> None:
+        torch.cuda.synchronize()
+
+    def rng_state(self) -> torch.Tensor:
+        return torch.cuda.get_rng_state()
+
+    def set_rng_state(self, state: torch.Tensor) -> None:
+        torch.cuda.set_rng_state(state)
+
+    def memory_allocated(self) -> int:
+        return torch.cuda.memory_allocated()

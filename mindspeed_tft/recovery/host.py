@@ -1,0 +1,47 @@
+"""What a recovery asks of the training framework. `patches` implements it for Megatron; tests for toys."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Protocol
+
+from mindspeed_tft.engine.types import RankInfo
+from mindspeed_tft.recovery.record import SmallState, StepRecord
+
+
+class Host(Protocol):
+    """The framework as one rank sees it. No method may communicate, except `commit`."""
+
+    def info(self) -> RankInfo:
+        """Who this rank is and which optimizer shards it holds."""
+
+    def save_directory(self) -> Path:
+        """Where the framework keeps its checkpoints (`--save`)."""
+
+    def commit(self, step: int) -> None:
+        """The commit collective over all ranks. Returns only if every rank entered it for the same step."""
+
+    def small_state(self, step: int) -> SmallState:
+        """The small state as it is now, taken for the end of `step`."""
+
+    def small_state_after(self, record: StepRecord) -> SmallState:
+        """The small state of the end of `record.step`, set absolutely from the state at its start."""
+
+    def rng_digest(self, state: SmallState) -> str:
+        """sha256 of a snapshot's RNG states."""
+
+    def finish_update(self, record: StepRecord) -> None:
+        """Complete the local update of `record.step` in every optimizer of the chain that is still untouched."""
+
+    def stage_shards(self, shards: list[str], directory: Path) -> dict[str, str]:
+        """Write own shards as files for a writer to read; returns sha256 by file name."""
+
+    def write_part(self, state: SmallState, part: str, sources: dict[str, str], directory: Path) -> dict[Path, str]:
+        """Write this part's checkpoint files of `state.step` below `directory`, from own and staged shards;
+        returns their sha256."""
+
+    def checkpoint_directory(self, base: Path, step: int) -> Path:
+        """Where the checkpoint of `step` lies below `base`."""
+
+    def tracker(self, base: Path) -> Path:
+        """The file that names the latest checkpoint below `base`."""

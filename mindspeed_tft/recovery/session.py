@@ -1,0 +1,234 @@
+"""One rank's part in a recovery: stamp the steps, stop when told, report, carry out orders, leave.
+
+The session holds no knowledge of the framework (that is `Host`) and takes no decision (that is the engine, behind the
+processor). It runs on the main thread; the only thing that another thread does here is to abort communication.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NoReturn, Protocol
+
+from mindspeed_tft.engine.types import Commit, Deadlines, Order, OrderKind, RankInfo, RankReport, Update
+from mindspeed_tft.groups import CommunicationAborted
+from mindspeed_tft.recovery import files
+from mindspeed_tft.recovery.host import Host
+from mindspeed_tft.recovery.record import SmallState, StepRecord
+
+log = logging.getLogger(__name__)
+
+EXIT_UNDECIDED = 77  # nobody decided within the deadline; the engine's own codes are 75 and 76
+
+
+class Link(Protocol):
+    """The part of `control.processor.Processor` that a session uses."""
+
+    step: int
+    phase: str
+
+    @property
+    def connected(self) -> bool: ...
+    @property
+    def stopping(self) -> bool: ...
+    @property
+    def stop_epoch(self) -> int: ...
+    def fault(self, kind: str, message: str, own: bool) -> None: ...
+    def report(self, report: RankReport) -> None: ...
+    def next_order(self, timeout: float) -> Order | None: ...
+    def order_done(self, order_id: int, ok: bool, message: str = "", result: dict[str, str] | None = None) -> None: ...
+    def wait_stop(self, timeout: float, after: int = 0) -> bool: ...
+    def close(self, timeout: float = 5.0) -> None: ...
+
+
+class Session:
+    """The fault-tolerance state of this rank, from the start of training to its end."""
+
+    def __init__(self, host: Host, link: Link, deadlines: Deadlines, resume: Callable[[int], str]) -> None:
+        """`resume(step)` words the command that resumes from the checkpoint of a step."""
+        self.host, self.link, self.deadlines, self._resume = host, link, deadlines, resume
+        self.info: RankInfo = host.info()
+        self.record = StepRecord()
+        self._fault = ""
+        self._fault_kind = ""
+
+    # ----------------------------------------------------------------------------- stamps on the step path
+
+    def step_begin(self, step: int, optimizers: int) -> None:
+        """Training of `step` begins: keep the small state, from which a broken step is left behind."""
+        self.record.begin(step, self.host.small_state(step - 1), optimizers)
+        self.link.step, self.link.phase = step, "forward-backward"
+
+    def commit(self, skipped: bool = False) -> None:
+        """Enter the commit point: this rank's gradients are final (or the step is skipped everywhere)."""
+        record = self.record
+        record.skipped = skipped
+        record.commit = Commit.ENTERED
+        self.link.phase = "commit"
+        self.host.commit(record.step)
+        record.commit = Commit.PASSED
+        self.link.phase = "update"
+
+    def update_begin(self, index: int) -> None:
+        self.record.updates[index] = Update.DIRTY
+
+    def update_end(self, index: int) -> None:
+        self.record.updates[index] = Update.DONE
+        self.link.phase = "param-gather"
+
+    def step_end(self) -> None:
+        self.link.phase = "between-steps"
+
+    # ----------------------------------------------------------------------------- a fault
+
+    def terminated(self, name: str) -> bool:
+        """A signal asks this rank to end: a fault of the job, but this rank's state is whole. False: unprotected."""
+        if not self.link.connected:
+            return False
+        if not self.link.stopping:
+            self._fault_kind, self._fault = "terminated", f"received {name}"
+            self.link.fault("terminated", f"rank {self.info.rank} received {name}", own=True)
+        return True
+
+    def recover(self, exc: BaseException) -> NoReturn:
+        """What a rank does when training ended with an exception: report, obey, leave. Ends the process.
+
+        Raises:
+            BaseException: `exc` itself, when no controller protects this job.
+        """
+        if not self.link.connected:
+            log.error("rank %d: no controller, so no recovery: the job ends as it would without us", self.info.rank)
+            raise exc
+        own = not isinstance(exc, CommunicationAborted)
+        text = "".join(traceback.format_exception_only(type(exc), exc)).strip()
+        if own:
+            traceback.print_exception(exc)
+            self._fault_kind, self._fault = "exception", text
+            self.link.fault("exception", text, own=True)
+        elif not self.link.stopping:
+            self.link.fault("peer", text, own=False)
+        self._obey()
+
+    def report(self) -> None:
+        """Say where this rank stands. Nothing changes that, but an order."""
+        record = self.record
+        begun = record.commit is not Commit.NONE  # forward and backward are over, their randomness is drawn
+        self.link.report(
+            RankReport(
+                rank=self.info.rank,
+                step=record.step,
+                commit=record.commit,
+                update=record.update,
+                fault=self._fault,
+                rng_start=self.host.rng_digest(record.start) if record.start else "",
+                rng_end=self.host.rng_digest(self.host.small_state(record.step)) if begun else "",
+            )
+        )
+
+    def _obey(self) -> NoReturn:
+        limit = time.monotonic() + self.deadlines.stop + self.deadlines.dump + self.deadlines.exit
+        self.link.wait_stop(self.deadlines.stop)
+        reported = -1
+        while time.monotonic() < limit:
+            if self.link.stop_epoch != reported:
+                reported = self.link.stop_epoch
+                self.report()
+            order = self.link.next_order(0.2)
+            if order is not None:
+                self._carry_out(order)
+        self._leave(EXIT_UNDECIDED, f"rank {self.info.rank}: no decision within the deadline (--tft-deadline)")
+
+    def _carry_out(self, order: Order) -> None:
+        payload = order.payload
+        if order.kind is OrderKind.EXIT:
+            self.link.order_done(order.id, True)
+            self._leave(int(str(payload["code"])), "")
+        try:
+            result = self._action(order.kind, payload)
+        except Exception as exc:  # whatever it is, the engine has to know and to plan again
+            log.exception("rank %d: order %s failed", self.info.rank, order.kind.value)
+            self.link.order_done(order.id, False, f"{type(exc).__name__}: {exc}")
+        else:
+            self.link.order_done(order.id, True, "", result)
+
+    def _action(self, kind: OrderKind, payload: dict[str, Any]) -> dict[str, str]:
+        if kind is OrderKind.FINISH_UPDATE:
+            return self._finish_update(int(payload["step"]))
+        if kind is OrderKind.STAGE_SHARDS:
+            directory = self._directory(payload)
+            return self.host.stage_shards([str(shard) for shard in payload["shards"]], directory)
+        if kind is OrderKind.WRITE_PART:
+            return self._write_part(payload)
+        if kind is OrderKind.PUBLISH:
+            return self._publish(payload)
+        if kind is OrderKind.DISCARD:
+            files.discard(self._directory(payload))
+            return {}
+        raise ValueError(f"unknown order {kind}")
+
+    def _finish_update(self, step: int) -> dict[str, str]:
+        record = self.record
+        if record.step != step or record.commit is Commit.NONE:
+            raise files.DumpError(f"asked to finish step {step}, but stands at step {record.step} ({record.commit})")
+        record.commit = Commit.PASSED
+        self.host.finish_update(record)
+        if record.update is not Update.DONE:
+            raise files.DumpError(f"the update of step {step} is {record.update.value}")
+        return {}
+
+    def _state_of(self, step: int) -> SmallState:
+        record = self.record
+        if record.step == step + 1 and record.start is not None and record.update is Update.UNTOUCHED:
+            return record.start
+        if record.step == step and record.update is Update.DONE:
+            return self.host.small_state_after(record)
+        raise files.DumpError(f"cannot give step {step}: at step {record.step}, update {record.update.value}")
+
+    def _directory(self, payload: dict[str, Any]) -> Path:
+        name = str(payload["directory"])
+        if Path(name).name != name or name.startswith("."):
+            raise files.DumpError(f"{name!r} is not a plain directory name")
+        return self.host.save_directory() / f".{name}"
+
+    def _write_part(self, payload: dict[str, Any]) -> dict[str, str]:
+        step, part, directory = int(payload["step"]), str(payload["part"]), self._directory(payload)
+        if self._exists(step):
+            return {"exists": "1"}
+        hashes = self.host.write_part(self._state_of(step), part, dict(payload["sources"]), directory)
+        files.write_fragment(directory, part, self.host.checkpoint_directory(directory, step), hashes)
+        return {"files": str(len(hashes)), "bytes": str(sum(path.stat().st_size for path in hashes))}
+
+    def _exists(self, step: int) -> bool:
+        """Whether the framework itself has saved this step already, to the end."""
+        base = self.host.save_directory()
+        tracker, checkpoint = self.host.tracker(base), self.host.checkpoint_directory(base, step)
+        return tracker.is_file() and tracker.read_text().strip() == str(step) and checkpoint.is_dir()
+
+    def _publish(self, payload: dict[str, Any]) -> dict[str, str]:
+        step, directory, base = int(payload["step"]), self._directory(payload), self.host.save_directory()
+        final = self.host.checkpoint_directory(base, step)
+        result = {"path": str(final), "resume": self._resume(step)}
+        if self._exists(step):
+            files.discard(directory)
+            return {**result, "exists": "1"}
+        parts = [str(part) for part in payload["parts"]]
+        files.publish(
+            directory, self.host.checkpoint_directory(directory, step), final, self.host.tracker(base), step, parts,
+            {"written_by": "mindspeed_tft"},
+        )  # fmt: skip
+        return result
+
+    def _leave(self, code: int, message: str) -> NoReturn:
+        """End this process at once: threads that are stuck in an aborted operation must not hold it."""
+        if message:
+            print(f"mindspeed_tft: {message}", file=sys.stderr)
+        self.link.close()
+        logging.shutdown()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)

@@ -1,0 +1,174 @@
+"""Puts the rooms together in a training process: settings -> patches -> control plane -> session.
+
+The composition root: it holds the one session of this process, and nothing else is global.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+import signal
+import sys
+import threading
+from types import FrameType, TracebackType
+from typing import Any
+
+from mindspeed_tft import arguments
+from mindspeed_tft.control import launch
+from mindspeed_tft.control.config import ControlConfig, ControlRefused, ControlUnavailable
+from mindspeed_tft.control.processor import Processor
+from mindspeed_tft.recovery import resume
+from mindspeed_tft.recovery.session import Session
+from mindspeed_tft.registry import REGISTRY
+from mindspeed_tft.replica import holders
+from mindspeed_tft.settings import Refused, Settings
+
+log = logging.getLogger("mindspeed_tft")
+
+_settings: Settings | None = None
+_session: Session | None = None
+_measured = False
+
+
+def session() -> Session | None:
+    """The session of this process; None when no feature is on, or training is unprotected from the start."""
+    return _session
+
+
+def settings() -> Settings | None:
+    return _settings
+
+
+def enable(found: Settings, origin: dict[str, str]) -> None:
+    """Turn the wanted features on, once Megatron's arguments are settled: this is where patches beyond the parser land."""
+    global _settings
+    from mindspeed_tft.patches import high_availability
+    from mindspeed_tft.patches.groups import DRILL, HIGH_AVAILABILITY
+
+    _settings = found
+    high_availability.declare()
+    REGISTRY.activate(HIGH_AVAILABILITY)
+    if os.environ.get("TFT_DRILL_FAULTS"):
+        from mindspeed_tft.patches import megatron_drill
+
+        megatron_drill.declare()
+        REGISTRY.activate(DRILL)
+    if int(os.environ.get("RANK", "0")) == 0:
+        chosen = ", ".join(f"{key}={getattr(found, key)} ({origin[key]})" for key in sorted(origin) if origin[key] != "default")
+        _say(f"high availability is on: {chosen}")
+
+
+def protect(host: Any) -> None:
+    """Start protection, once the ranks have met and the model-parallel groups stand.
+
+    A port that is taken or a missing certificate ends the job here (the user asked for what cannot be); anything that
+    merely fails leaves training unprotected, with a loud warning (rule 6).
+    """
+    global _session
+    assert _settings is not None
+    REGISTRY.verify("high-availability")
+    rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
+    info = host.info()
+    deadlines = _settings.deadlines()
+    incidents = _settings.tft_incident_dir or str(host.save_directory() / "tft_incidents")
+    config = ControlConfig.from_env(
+        deadlines, incidents, port=_settings.tft_controller_port, tls_dir=_settings.tft_tls_dir,
+        insecure=_settings.tft_insecure,
+        **({"controller_host": _settings.tft_controller_address} if _settings.tft_controller_address else {}),
+    )  # fmt: skip
+    try:
+        path = launch.ensure_host(config, rank, local_rank)
+    except ControlRefused as exc:
+        refused = Refused("--tft-controller-port", str(exc), "see the message") if "--" not in str(exc) else exc
+        arguments.leave(str(refused), 0)
+    except ControlUnavailable as exc:
+        log.error("*** rank %d trains WITHOUT protection: %s ***", rank, exc)
+        return
+    table = _groups()
+    link = Processor(path, deadlines, on_stop=lambda epoch, reason: table.abort(f"epoch {epoch}: {reason}"))
+    if not link.start(info, config.start):
+        log.error("*** rank %d trains WITHOUT protection for now, see above ***", rank)
+    save = str(host.save_directory())
+    _session = Session(host, link, deadlines, resume=lambda _step: resume.command(save))
+    _catch_signals(_session)
+    _catch_uncaught(_session)
+    atexit.register(_goodbye, link)
+    if rank == 0:
+        _tell_replicas(_settings, host)
+
+
+def _groups() -> Any:
+    from mindspeed_tft.patches import torch_distributed
+
+    return torch_distributed.table()
+
+
+def _goodbye(link: Processor) -> None:
+    link.goodbye()
+    link.close()
+
+
+def _catch_signals(current: Session) -> None:
+    """SIGTERM asks this rank to leave: launchers send it to the survivors of a fault, schedulers before they take a
+    node away. The survivors need the time to save, so it becomes a fault of the job instead of an end."""
+    if threading.current_thread() is not threading.main_thread():
+        log.warning("not on the main thread: SIGTERM ends this rank without a dump")
+        return
+    previous = signal.getsignal(signal.SIGTERM)
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        protected = current.terminated(signal.Signals(number).name)
+        if callable(previous):
+            previous(number, frame)
+        elif not protected:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    signal.signal(signal.SIGTERM, handle)
+
+
+def _catch_uncaught(current: Session) -> None:
+    """Faults outside the training loop (the last save, an evaluation after it) reach the interpreter's own hook."""
+    previous = sys.excepthook
+
+    def handle(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
+        if current.link.connected and current.record.step > 0:
+            current.recover(exc)
+        previous(kind, exc, trace)
+
+    sys.excepthook = handle
+
+
+def _tell_replicas(found: Settings, host: Any) -> None:
+    size, count = host.data_parallel_size(), found.replicas
+    text = "; ".join(f"shard {i} on positions {held}" for i, held in enumerate(holders.holders(size, count)))
+    _say(
+        f"N = {count} replicas over {size} data-parallel ranks: {text if size <= 64 else 'shard i on positions i + k d/N'}"
+    )
+    precision = holders.Precision[host.precision()]
+    _say(
+        f"memory: {holders.formula(precision)} = {holders.bytes_per_parameter(precision, count, size):g} bytes a"
+        f" parameter ({precision.value}); without replicas {holders.bytes_per_parameter_plain(precision, size):g}"
+    )
+
+
+def after_first_step() -> None:
+    """Print the bytes measured beside the formula, once the optimizer has made its states."""
+    global _measured
+    if _measured or _session is None or _settings is None:
+        return
+    _measured = True
+    if _session.info.rank == 0:
+        host: Any = _session.host
+        total, parameters = host.memory()
+        precision = holders.Precision[host.precision()]
+        wanted = holders.bytes_per_parameter(precision, _settings.replicas, host.data_parallel_size())
+        _say(
+            f"memory measured on rank 0: {total} bytes for {parameters} parameters = {total / parameters:.3f} bytes a"
+            f" parameter (formula {wanted:g}; buckets are padded)"
+        )
+
+
+def _say(text: str) -> None:
+    print(f"[mindspeed_tft] {text}", flush=True)

@@ -1,0 +1,14 @@
+"""All patches that `--enable-high-availability` needs, declared by importing their modules."""
+
+from __future__ import annotations
+
+from mindspeed_tft.patches import (  # noqa: F401  (importing declares)
+    megatron_initialize,
+    megatron_optimizer,
+    megatron_training,
+    torch_distributed,
+)
+
+
+def declare() -> None:
+    """Importing this module declares; calling this says so where it is used."""

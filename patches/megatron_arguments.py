@@ -1,0 +1,218 @@
+"""megatron.training.arguments: our flags in Megatron's own parser, and every refusal at start-up.
+
+The only module that patches anything when no feature is on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import socket
+import sys
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mindspeed_tft import arguments, runtime
+from mindspeed_tft.patches import mindspeed
+from mindspeed_tft.patches.groups import PARSER
+from mindspeed_tft.registry import REGISTRY
+from mindspeed_tft.settings import Refused, Settings, flag_of
+
+MODULE = "megatron.training.arguments"
+Arguments = tuple[Any, ...]
+
+
+@REGISTRY.wrap(f"{MODULE}:parse_args", group=PARSER)
+def parse_args(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Add our flags last and only if absent; beside MindSpeed its own hook adds them instead, later still."""
+    provider = args[0] if args else kwargs.pop("extra_args_provider", None)
+
+    def with_ours(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        if provider is not None:
+            parser = provider(parser)
+        if not mindspeed.present():
+            arguments.add_flags(parser)
+        return parser
+
+    space = wrapped(with_ours, *args[1:], **kwargs)
+    arguments.or_exit(lambda: _refuse_lost_flags(space), _rank())
+    return space
+
+
+def _refuse_lost_flags(space: Any) -> None:
+    """Megatron's --yaml-cfg replaces the whole namespace, and our flags with it: never let them vanish silently."""
+    ours = {flag for flag, _ in arguments.FLAGS}
+    given = [word.split("=")[0] for word in sys.argv[1:] if word.split("=")[0] in ours]
+    if given and not hasattr(space, "enable_high_availability"):
+        raise Refused(
+            given[0], "Megatron dropped it: --yaml-cfg replaces all command line flags", "use flags instead of --yaml-cfg"
+        )
+
+
+@REGISTRY.wrap(f"{MODULE}:validate_args", group=PARSER)
+def validate_args(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Settle our settings before Megatron settles its own, then turn the wanted features on."""
+    space = args[0] if args else kwargs["args"]
+    settings, origin = arguments.or_exit(lambda: arguments.resolve(space), _rank())
+    arguments.store(settings, space)
+    if not settings.enable_high_availability:
+        return wrapped(*args, **kwargs)
+    arguments.or_exit(lambda: check(settings, space, os.environ), _rank())
+    if _local_rank() == 0:
+        arguments.or_exit(lambda: check_save(space.save), 0)
+    if _rank() == 0:
+        arguments.or_exit(lambda: check_port(settings), 0)
+    space.num_distributed_optimizer_instances = settings.replicas
+    result = wrapped(*args, **kwargs)
+    runtime.enable(settings, origin)
+    return result
+
+
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
+# ------------------------------------------------------------------------------------------------ refusals
+
+# (attribute of Megatron's args, value it must not have, reason, remedy): what no test has proved exact yet is refused.
+_NOT_YET: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
+    ("expert_model_parallel_size", lambda v: (v or 1) > 1,
+     "experts have a replica map of their own, which this version does not build", "use expert model parallel size 1"),
+    ("num_experts", bool, "mixture of experts is not proved exact in this version", "train a dense model"),
+    ("context_parallel_size", lambda v: (v or 1) > 1,
+     "context parallelism is not proved exact in this version", "use context parallel size 1"),
+    ("virtual_pipeline_model_parallel_size", bool,
+     "virtual pipeline stages are not proved exact in this version", "leave virtual stages out"),
+    ("num_layers_per_virtual_pipeline_stage", bool,
+     "virtual pipeline stages are not proved exact in this version", "leave it out"),
+    ("data_parallel_random_init", bool,
+     "every data-parallel rank then has randomness of its own, which dies with it", "leave it out"),
+    ("async_save", bool, "an asynchronous save may still be writing when the dump begins", "leave it out"),
+    ("use_precision_aware_optimizer", bool,
+     "its states are not plain fp32 and a dump would lose bits", "leave it out"),
+    ("optimizer_cpu_offload", bool, "offloaded optimizer states are not covered yet", "leave it out"),
+    ("use_torch_fsdp2", bool, "FSDP keeps no optimizer replicas", "use --use-distributed-optimizer"),
+    ("use_megatron_fsdp", bool, "FSDP keeps no optimizer replicas", "use --use-distributed-optimizer"),
+    ("use_custom_fsdp", bool, "FSDP keeps no optimizer replicas", "use --use-distributed-optimizer"),
+    ("fp8", bool, "fp8 scaling states are not covered yet", "train in bf16, fp16 or fp32"),
+    ("fp4", bool, "fp4 scaling states are not covered yet", "train in bf16, fp16 or fp32"),
+    ("external_cuda_graph", bool, "captured graphs cannot be left in the middle of a step", "leave it out"),
+    ("enable_cuda_graph", bool, "captured graphs cannot be left in the middle of a step", "leave it out"),
+    ("cuda_graph_impl", lambda v: v not in (None, "none"),
+     "captured graphs cannot be left in the middle of a step", "leave it out"),
+    ("optimizer_cuda_graph", bool, "captured graphs cannot be left in the middle of a step", "leave it out"),
+    ("overlap_param_gather_with_optimizer_step", bool,
+     "it gathers parameters before the whole update is committed", "leave it out"),
+    ("perform_rl_step", bool, "reinforcement learning steps are not covered", "train without it"),
+    ("no_save_optim", bool, "a dump without the optimizer cannot continue exactly", "leave it out"),
+    ("no_save_rng", bool, "a dump without random states cannot continue exactly", "leave it out"),
+    ("optimizer", lambda v: v != "adam", "only Adam's states are covered", "use --optimizer adam"),
+    ("inprocess_restart", bool, "two systems would both try to recover the job", "use one of them"),
+    ("yaml_cfg", bool, "it replaces all command line flags", "use flags"),
+)  # fmt: skip
+_NOT_BUILT = {
+    "enable_hbmfault_repair": "online repair",
+    "enable_worker_reboot": "worker reboot",
+    "enable_elastic_training": "elastic training",
+    "distributed_optimizer_no_replica": "recovery without replicas",
+}
+
+
+def check(settings: Settings, space: Any, environ: Any) -> None:
+    """Refuse what cannot work, before any process group exists. `space` is not validated by Megatron yet.
+
+    Raises:
+        Refused: with flag, reason and remedy.
+    """
+    for key, name in _NOT_BUILT.items():
+        if getattr(settings, key):
+            raise Refused(flag_of(key), f"{name} is not in this version yet", "leave it out: the dump protects the job")
+    settings.deadlines()
+    _check_layout(settings, space)
+    _check_checkpoint(space)
+    for attribute, wrong, reason, remedy in _NOT_YET:
+        if hasattr(space, attribute) and wrong(getattr(space, attribute)):
+            raise Refused(flag_of(attribute), reason, remedy)
+    for conflict in mindspeed.refuse_conflicts(space):
+        raise Refused("--enable-high-availability", conflict, "turn one of the two off")
+    _check_network(settings, environ)
+
+
+def _check_layout(settings: Settings, space: Any) -> None:
+    model = space.tensor_model_parallel_size * space.pipeline_model_parallel_size * (space.context_parallel_size or 1)
+    size, rest = divmod(space.world_size, model)
+    replicas = settings.replicas
+    if rest:
+        return  # Megatron's own message about the world size is the better one
+    if not getattr(space, "use_distributed_optimizer", False):
+        raise Refused("--enable-high-availability", "replicas are kept by Megatron's distributed optimizer, which is off",
+                      "add --use-distributed-optimizer")  # fmt: skip
+    if size < 2:
+        raise Refused("--enable-high-availability",
+                      f"the data-parallel size is {size}, so no other rank could hold a replica",
+                      "use at least twice as many ranks, or less model parallelism")  # fmt: skip
+    if size % replicas:
+        divisors = ", ".join(str(n) for n in range(2, size + 1) if size % n == 0)
+        raise Refused("--optimizer-replica-num", f"{replicas} does not divide the data-parallel size {size}",
+                      f"use one of {divisors}")  # fmt: skip
+    given = getattr(space, "num_distributed_optimizer_instances", 1) or 1
+    if given not in (1, replicas):
+        raise Refused("--num-distributed-optimizer-instances", f"{given} contradicts --optimizer-replica-num {replicas}",
+                      "leave it out, it is set for you")  # fmt: skip
+
+
+def _check_checkpoint(space: Any) -> None:
+    if not space.save:
+        raise Refused("--enable-high-availability", "there is no place for a dump, --save is missing", "add --save DIR")
+    if space.ckpt_format != "torch":
+        raise Refused("--ckpt-format", f"dumps in format {space.ckpt_format!r} are not in this version yet",
+                      "add --ckpt-format torch")  # fmt: skip
+    if not getattr(space, "use_gloo_process_groups", True):
+        raise Refused("--disable-gloo-process-groups", "Megatron saves format torch through gloo groups", "leave it out")
+
+
+def _check_network(settings: Settings, environ: Any) -> None:
+    hosts = int(environ.get("GROUP_WORLD_SIZE", "1"))
+    if hosts > 1 and not settings.tft_tls_dir and not settings.tft_insecure:
+        raise Refused("--tft-tls-dir", f"{hosts} nodes would talk to the controller without authentication",
+                      "give a directory with ca.crt, node.crt and node.key, or say --tft-insecure")  # fmt: skip
+
+
+def check_save(save: str) -> None:
+    """Write and remove a small file in `save`, which is made if it does not exist.
+
+    Raises:
+        Refused: not writable.
+    """
+    try:
+        Path(save).mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=save, prefix=".tft-probe-") as file:
+            file.write(b"probe")
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as exc:
+        raise Refused("--save", f"{save} is not writable ({exc.strerror or exc})",
+                      "give a directory that every rank may write to") from None  # fmt: skip
+
+
+def check_port(settings: Settings) -> None:
+    """See at once that a wanted port is taken; the controller's own bind, a little later, is what counts.
+
+    Raises:
+        Refused: somebody listens there.
+    """
+    if settings.tft_controller_port is None:
+        return
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", settings.tft_controller_port))
+        except OSError as exc:
+            raise Refused("--tft-controller-port", f"port {settings.tft_controller_port} is taken ({exc.strerror})",
+                          "choose a free port, or leave it out on a single host") from None  # fmt: skip

@@ -1,0 +1,431 @@
+"""Megatron as one rank of a recovery sees it: implements `recovery.host.Host` for the distributed optimizer.
+
+Everything is looked up when it is called, never imported at the top: MindSpeed's un-patching skips our modules, and
+this file must import without Megatron. No method communicates, except `commit`.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import importlib
+import os
+import pickle
+import random
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from mindspeed_tft.engine.types import Commit, RankInfo, Update
+from mindspeed_tft.recovery import files
+from mindspeed_tft.recovery.record import SmallState, StepRecord
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def args() -> Any:
+    """Megatron's global argument namespace."""
+    return _module("megatron.training.global_vars").get_args()
+
+
+def _mpu() -> Any:
+    return _module("megatron.core.parallel_state")
+
+
+class LockstepError(RuntimeError):
+    """The ranks met at the commit point for different steps: the job is no longer in lockstep."""
+
+
+class MegatronHost:
+    """State and actions of this rank. `attach` is called once Megatron has built model and optimizer."""
+
+    def __init__(self, host_name: str | None = None) -> None:
+        self._host_name = host_name or socket.gethostname()
+        self.model: list[Any] = []
+        self.optimizer: Any = None
+        self.scheduler: Any = None
+        self._flops = 0.0
+        self._flops_open = False  # a step has ended whose operations are not counted yet
+        self._ballot: torch.Tensor | None = None
+
+    def attach(self, model: list[Any], optimizer: Any, scheduler: Any, flops: float) -> None:
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self._flops = float(flops)
+
+    # ------------------------------------------------------------------------------------------- who
+
+    def part(self) -> str:
+        mpu = _mpu()
+        return f"tp{mpu.get_tensor_model_parallel_rank()}-pp{mpu.get_pipeline_model_parallel_rank()}"
+
+    def info(self) -> RankInfo:
+        mpu = _mpu()
+        instance = mpu.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True)
+        return RankInfo(
+            rank=torch.distributed.get_rank(),
+            host=self._host_name,
+            pid=os.getpid(),
+            part=self.part(),
+            dp_rank=mpu.get_data_parallel_rank(with_context_parallel=True),
+            holds=(f"{self.part()}/dense/{instance.rank()}",),
+        )
+
+    def data_parallel_size(self) -> int:
+        return int(_mpu().get_data_parallel_world_size(with_context_parallel=True))
+
+    def precision(self) -> str:
+        """Name of the `replica.holders.Precision` that this job trains in."""
+        space = args()
+        if not (space.bf16 or space.fp16):
+            return "FP32"
+        return "GRADS_32" if space.accumulate_allreduce_grads_in_fp32 else "GRADS_16"
+
+    def save_directory(self) -> Path:
+        return Path(os.path.realpath(args().save))
+
+    def checkpoint_directory(self, base: Path, step: int) -> Path:
+        return Path(_module("megatron.training.checkpointing").get_checkpoint_name(str(base), step, return_base_dir=True))
+
+    def tracker(self, base: Path) -> Path:
+        return Path(_module("megatron.training.checkpointing").get_checkpoint_tracker_filename(str(base)))
+
+    # ------------------------------------------------------------------------------------------- commit
+
+    def commit(self, step: int) -> None:
+        """One all-reduce of two integers over the world: nobody leaves it before everybody has entered it.
+
+        Raises:
+            CommunicationAborted: a rank is gone or this one was told to stop.
+            LockstepError: the ranks disagree about the step.
+        """
+        world = torch.distributed.get_world_size()
+        if self._ballot is None:
+            self._ballot = torch.zeros(2, dtype=torch.int64, device=torch.cuda.current_device())
+        self._ballot[0], self._ballot[1] = step, 1
+        torch.distributed.all_reduce(self._ballot)
+        total, count = self._ballot.tolist()
+        if total != world * step or count != world:
+            raise LockstepError(f"commit of step {step}: {count} of {world} ranks, sum of steps {total}")
+
+    # ------------------------------------------------------------------------------------------- small state
+
+    def rng(self) -> dict[str, Any]:
+        """The RNG states in the form that Megatron's checkpoints hold them."""
+        return {
+            "random_rng_state": random.getstate(),
+            "np_rng_state": np.random.get_state(),
+            "torch_rng_state": torch.get_rng_state(),
+            "cuda_rng_state": torch.cuda.get_rng_state(),
+            "rng_tracker_states": _module("megatron.core.tensor_parallel").get_cuda_rng_tracker().get_states(),
+        }
+
+    def rng_digest(self, state: SmallState) -> str:
+        digest = hashlib.sha256()
+        for key in sorted(state.rng):
+            _feed(digest, state.rng[key])
+        return digest.hexdigest()
+
+    def small_state(self, step: int) -> SmallState:
+        space = args()
+        calculator = _module("megatron.core.num_microbatches_calculator")
+        batch = (
+            _mpu().get_data_parallel_world_size() * space.micro_batch_size * calculator.get_num_microbatches()
+        )
+        dropped = (
+            calculator.get_current_global_batch_size() - calculator.get_current_running_global_batch_size()
+        )
+        return SmallState(
+            step=step,
+            rng=self.rng(),
+            counters={
+                "curr_iteration": step - 1,
+                "consumed_train_samples": space.consumed_train_samples,
+                "skipped_train_samples": space.skipped_train_samples,
+                "consumed_valid_samples": space.consumed_valid_samples,
+                "batch": batch,
+                "dropped": dropped,
+            },
+            scheduler=self.scheduler.state_dict(),
+            scalers=[scaler.state_dict() if scaler is not None else {} for scaler in self._scalers()],
+            flops=self._flops,
+        )
+
+    def small_state_after(self, record: StepRecord) -> SmallState:
+        """Never `+=` on what is there now: a rank may have been stopped before or after Megatron counted the step."""
+        start = record.start
+        if start is None:
+            raise files.DumpError(f"no state was kept at the start of step {record.step}")
+        now, batch = self.small_state(record.step), start.counters["batch"]
+        counters = {
+            **start.counters,
+            "curr_iteration": record.step - 1,
+            "consumed_train_samples": start.counters["consumed_train_samples"] + batch,
+            "skipped_train_samples": start.counters["skipped_train_samples"] + start.counters["dropped"],
+            "consumed_valid_samples": now.counters["consumed_valid_samples"],
+        }
+        scheduler = dict(start.scheduler)
+        if not record.skipped:
+            scheduler["num_steps"] = start.scheduler["num_steps"] + batch
+        flops = start.flops + _module("megatron.training.training").num_floating_point_operations(args(), batch)
+        return SmallState(record.step, now.rng, counters, scheduler, now.scalers, flops)
+
+    def step_ended(self) -> None:
+        self._flops_open = True
+
+    def count_flops(self, value: float) -> None:
+        """Megatron keeps its count of operations in a local variable; we add up what it adds up, once a step."""
+        if self._flops_open:
+            self._flops += float(value)
+            self._flops_open = False
+
+    def _scalers(self) -> list[Any]:
+        return [getattr(optimizer, "grad_scaler", None) for optimizer in self.optimizers()]
+
+    def optimizers(self) -> list[Any]:
+        """The optimizers of the chain, in Megatron's order."""
+        return list(getattr(self.optimizer, "chained_optimizers", None) or [self.optimizer])
+
+    # ------------------------------------------------------------------------------------------- orders
+
+    def finish_update(self, record: StepRecord) -> None:
+        if record.skipped:
+            return
+        local_update = _module("megatron.core.optimizer.optimizer").MixedPrecisionOptimizer.step_with_ready_grads
+        for index, optimizer in enumerate(self.optimizers()):
+            if record.updates[index] is Update.UNTOUCHED:
+                record.commit = Commit.PASSED  # the wrapper around the local update must not enter the commit again
+                with _without_timers(optimizer):
+                    local_update(optimizer)
+
+    def stage_shards(self, shards: list[str], directory: Path) -> dict[str, str]:
+        mine, hashes = self.info().holds, {}
+        for shard in shards:
+            if shard not in mine:
+                raise files.DumpError(f"asked for shard {shard}, but this rank holds {', '.join(mine)}")
+            tensors = {
+                f"{index}/{name}": tensor
+                for index, optimizer in enumerate(self.optimizers())
+                for name, tensor in local_shards(optimizer).items()
+            }
+            path = _staged(directory, shard)
+            hashes[path.name] = files.write_verified(path, lambda file, t=tensors: torch.save(t, file))
+            files.write_text(path.with_suffix(".sha256"), hashes[path.name])
+        return hashes
+
+    def write_part(self, state: SmallState, part: str, sources: dict[str, str], directory: Path) -> dict[Path, str]:
+        if part != self.part():
+            raise files.DumpError(f"asked to write part {part}, but this rank is {self.part()}")
+        checkpointing = _module("megatron.training.checkpointing")
+        optimizers = self.optimizers()
+        states = self._assemble(sources, directory)
+        for optimizer, assembled in zip(optimizers, states, strict=True):
+            copy_to_model(optimizer, assembled)
+        self._apply(state)
+        name = checkpointing.get_checkpoint_name(str(directory), state.step)
+        optimizer_path = Path(checkpointing.get_distributed_optimizer_checkpoint_name(name))
+        content = states[0] if len(states) == 1 else states
+        hashes = {optimizer_path: files.write_verified(optimizer_path, lambda file: torch.save(content, file))}
+        model_state = self._model_state(state, checkpointing)
+        hashes[Path(name)] = files.write_verified(Path(name), lambda file: torch.save(model_state, file))
+        return hashes
+
+    def _assemble(self, sources: dict[str, str], directory: Path) -> list[dict[Any, Any]]:
+        """The whole optimizer state of this part, per optimizer of the chain, from own and staged shards."""
+        ordered = sorted(sources, key=lambda shard: int(shard.rsplit("/", 1)[1]))
+        own = {
+            index: local_shards(optimizer) for index, optimizer in enumerate(self.optimizers())
+        }
+        loaded = {shard: _load_staged(directory, shard) for shard in ordered if sources[shard] != "self"}
+        result = []
+        for index, optimizer in enumerate(self.optimizers()):
+            shards = [
+                own[index] if sources[shard] == "self" else _of_optimizer(loaded[shard], index) for shard in ordered
+            ]
+            result.append(assemble(optimizer, shards))
+        return result
+
+    def _apply(self, state: SmallState) -> None:
+        """Bring scheduler (and with it the learning rates in the optimizer) and scalers to `state`."""
+        missing = state.scheduler["num_steps"] - self.scheduler.num_steps
+        if missing < 0:
+            raise files.DumpError(f"the scheduler stands {-missing} samples after the end of step {state.step}")
+        if missing:
+            self.scheduler.step(increment=missing)
+        for scaler, saved in zip(self._scalers(), state.scalers, strict=True):
+            if scaler is not None:
+                scaler.load_state_dict(saved)
+
+    def _model_state(self, state: SmallState, checkpointing: Any) -> dict[str, Any]:
+        space = copy.copy(args())
+        for key in ("curr_iteration", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples"):
+            setattr(space, key, state.counters[key])
+        model = _module("megatron.training.utils").unwrap_model(self.model)
+        content: dict[str, Any] = checkpointing.generate_state_dict(
+            space, model, self.optimizer, self.scheduler, [state.rng], iteration=state.step
+        )
+        content["num_floating_point_operations_so_far"] = state.flops
+        return content
+
+    # ------------------------------------------------------------------------------------------- memory
+
+    def memory(self) -> tuple[int, int]:
+        """(bytes, parameters) on this rank: parameters, gradient buffers, fp32 main copies and moments.
+
+        Storage is counted once, however many tensors view it.
+        """
+        storages: dict[int, int] = {}
+        parameters = 0
+        for chunk in self.model:
+            for parameter in chunk.parameters():
+                parameters += parameter.numel()
+                _count(storages, parameter.data)
+            for buffer in chunk.buffers if isinstance(chunk.buffers, list) else []:
+                _count(storages, buffer.grad_data)
+        for optimizer in self.optimizers():
+            for group in optimizer.optimizer.param_groups:
+                for main in group["params"]:
+                    _count(storages, main.data)
+                    for value in optimizer.optimizer.state.get(main, {}).values():
+                        if torch.is_tensor(value) and value.numel() > 1:
+                            _count(storages, value)
+        return sum(storages.values()), parameters
+
+
+def _count(storages: dict[int, int], tensor: torch.Tensor) -> None:
+    storage = tensor.untyped_storage()
+    storages[storage.data_ptr()] = storage.nbytes()
+
+
+def _feed(digest: Any, value: Any) -> None:
+    if torch.is_tensor(value):
+        digest.update(value.cpu().numpy().tobytes())
+    elif isinstance(value, dict):
+        for key in sorted(value):
+            digest.update(str(key).encode())
+            _feed(digest, value[key])
+    elif isinstance(value, np.ndarray):
+        digest.update(value.tobytes())
+    else:
+        digest.update(pickle.dumps(value, protocol=4))
+
+
+@contextmanager
+def _without_timers(optimizer: Any) -> Iterator[None]:
+    """Megatron's timers may hold a barrier, and the world is broken: the last update runs without them."""
+    timers, optimizer.config.timers = optimizer.config.timers, None
+    try:
+        yield
+    finally:
+        optimizer.config.timers = timers
+
+
+def _staged(directory: Path, shard: str) -> Path:
+    return directory / "staging" / f"{shard.replace('/', '_')}.pt"
+
+
+def _load_staged(directory: Path, shard: str) -> dict[str, torch.Tensor]:
+    path = _staged(directory, shard)
+    try:
+        stated = path.with_suffix(".sha256").read_text().strip()
+        found = files.sha256_of(path)
+    except OSError as exc:
+        raise files.DumpError(f"staged shard {shard} cannot be read: {exc}") from exc
+    if found != stated:
+        raise files.DumpError(f"staged shard {shard} has sha256 {found[:12]}, its holder stated {stated[:12]}")
+    tensors: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
+    return tensors
+
+
+def _of_optimizer(tensors: dict[str, torch.Tensor], index: int) -> dict[str, torch.Tensor]:
+    prefix = f"{index}/"
+    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def _buckets(optimizer: Any) -> Iterator[tuple[int, Any, int, Any]]:
+    """(buffer index, its dtype key, bucket index, range map) in the order of Megatron's own state."""
+    for buffer_index, ranges in enumerate(optimizer.gbuf_ranges):
+        for dtype, per_bucket in ranges.items():
+            for bucket_index, ranges_of_bucket in enumerate(per_bucket):
+                yield buffer_index, dtype, bucket_index, ranges_of_bucket
+
+
+def local_shards(optimizer: Any) -> dict[str, torch.Tensor]:
+    """This rank's shards of main parameters and moments: float32 CPU tensors of shape (bucket elements / ranks of the
+    optimizer instance,), named "buffer/bucket/key". Gaps between parameters are zero, as in Megatron's own files."""
+    ranks = optimizer.data_parallel_group.size()
+    shards: dict[str, torch.Tensor] = {}
+    keys = ("param", *optimizer_state_keys(optimizer))
+    for buffer_index, _, bucket_index, ranges in _buckets(optimizer):
+        numel = optimizer.buffers[buffer_index].buckets[bucket_index].grad_data.numel() // ranks
+        for key in keys:
+            shards[f"{buffer_index}/{bucket_index}/{key}"] = torch.zeros(numel, dtype=torch.float32)
+        for parameter, where in ranges["param_map"].items():
+            tensors = _main_and_state(optimizer, parameter)
+            span = slice(where["gbuf_local"].start, where["gbuf_local"].end)
+            for key in keys:
+                shards[f"{buffer_index}/{bucket_index}/{key}"][span].copy_(tensors[key].detach().reshape(-1))
+    return shards
+
+
+def optimizer_state_keys(optimizer: Any) -> tuple[str, ...]:
+    return tuple(getattr(optimizer, "optimizer_state_keys", ("exp_avg", "exp_avg_sq")))
+
+
+def _main_and_state(optimizer: Any, parameter: Any) -> dict[str, torch.Tensor]:
+    getter = getattr(optimizer, "_get_main_param_and_optimizer_states", None)
+    if getter is not None:
+        found: dict[str, torch.Tensor] = getter(parameter)
+        return found
+    group, order = optimizer.model_param_group_index_map[parameter]
+    main = optimizer.optimizer.param_groups[group]["params"][order]
+    return {"param": main, **optimizer.optimizer.state[main]}
+
+
+def assemble(optimizer: Any, shards: list[dict[str, torch.Tensor]]) -> dict[Any, Any]:
+    """Megatron's whole parameter state (the content of `distrib_optim.pt`) from the shards of all ranks of an
+    instance, in rank order: per buffer and dtype one float32 tensor a key, without the padding between buckets."""
+    state: dict[Any, Any] = {"buckets_coalesced": True}
+    offsets: dict[tuple[int, Any], int] = {}
+    for buffer_index, dtype, bucket_index, _ in _buckets(optimizer):
+        buffer = optimizer.buffers[buffer_index]
+        bucket = buffer.buckets[bucket_index]
+        world = state.setdefault(buffer_index, {}).setdefault(dtype, {})
+        start = offsets.get((buffer_index, dtype), 0)
+        end = offsets[(buffer_index, dtype)] = start + bucket.numel_unpadded
+        for key in ("param", *optimizer_state_keys(optimizer)):
+            if key not in world:
+                world[key] = torch.zeros(buffer.numel_unpadded, dtype=torch.float32)
+            pieces = torch.cat([shard[f"{buffer_index}/{bucket_index}/{key}"] for shard in shards])
+            if pieces.numel() != bucket.grad_data.numel():
+                raise files.DumpError(
+                    f"bucket {bucket_index} has {bucket.grad_data.numel()} elements, its shards {pieces.numel()}"
+                )
+            world[key][start:end].copy_(pieces[: bucket.numel_unpadded])
+        world["numel_unpadded"] = buffer.numel_unpadded
+    return state
+
+
+@torch.no_grad()
+def copy_to_model(optimizer: Any, state: dict[Any, Any]) -> None:
+    """Set the model's parameters from the assembled main parameters, with the cast that Megatron's own update does.
+
+    Each rank updates its shard only and gathers the rest; after a fault that gather is missing.
+    """
+    for buffer_index, buffer in enumerate(optimizer.buffers):
+        dtype = next(iter(optimizer.gbuf_ranges[buffer_index]))
+        main = state[buffer_index][dtype]["param"]
+        starts: list[int] = []
+        total = 0
+        for bucket in buffer.buckets:
+            starts.append(total - bucket.offset)
+            total += bucket.numel_unpadded
+        for parameter, (begin, end, bucket_id) in buffer.param_index_map.items():
+            shift = starts[bucket_id]
+            parameter.data.copy_(main[begin + shift : end + shift].view(parameter.shape))

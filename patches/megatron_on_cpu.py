@@ -1,0 +1,207 @@
+"""What Megatron itself needs in order to run on a plain CPU, once torch's CUDA names mean the CPU.
+
+Each entry of `_HOOKS` and `_STAND_INS` names one module of Megatron, the releases that need it, and why; it takes effect
+when that module is imported, so that installing imports no Megatron. Nothing here has to do with fault tolerance: a run
+without the plugin uses it as well (`mindspeed_tft.on_cpu`). It is not undone: Megatron is not used otherwise in a process
+that has no device.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import inspect
+import logging
+import sys
+import types
+import typing
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import typing_extensions
+import wrapt
+
+from mindspeed_tft.patches import apex_on_cpu
+
+__all__ = ["install"]
+
+_installed = False
+
+
+def install() -> None:
+    """Register everything, before Megatron's modules are imported. Again is harmless."""
+    global _installed
+    if _installed:
+        return
+    _installed = True
+    if not hasattr(typing, "override"):
+        # megatron.training.models (0.18, 0.19) imports it, the only thing they need of Python 3.12.
+        setattr(typing, "override", typing_extensions.override)  # noqa: B010 (mypy knows 3.10 has no such name)
+    for module, hook in _HOOKS.items():
+        wrapt.register_post_import_hook(hook, module)
+    sys.meta_path.insert(0, _StandIns())
+
+
+# ---------------------------------------------------------------------------------------------- post-import hooks
+
+
+def _dataset_helpers(module: Any) -> None:
+    """All releases: the first rank runs make for helpers.cpp at every start, which the wheels do not allow (no Makefile).
+
+    The compiled module is made once, at set-up.
+    """
+    compile_helpers = module.compile_helpers
+
+    def compile_unless_built() -> None:
+        if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
+            return
+        folder = Path(module.__file__).parent
+        if not (folder / "Makefile").is_file():
+            raise RuntimeError(
+                f"Megatron's dataset helpers are not built for this Python: {folder} has no helpers_cpp, and no"
+                " Makefile to build it. Compile its helpers.cpp with pybind11, as scripts/setup_venv.py does"
+                " (`make venv` in a checkout of mindspeed_tft)."
+            )
+        compile_helpers()
+
+    module.compile_helpers = compile_unless_built
+
+
+def _random(module: Any) -> None:
+    """0.16 and newer: drawing device numbers must not move the host's generator, and here it is the same one.
+
+    Megatron warns at every draw, several times a step, and goes on.
+    """
+    logging.getLogger(module.__name__).addFilter(lambda record: not record.getMessage().startswith("CPU RNG state"))
+
+
+def _fused_kernels(module: Any) -> None:
+    """Up to 0.13: `load` compiles CUDA sources with nvcc."""
+    module.load = lambda args: None
+
+
+def _fp8_utils(module: Any) -> None:
+    """0.12: raises without TransformerEngine also when there is no fp8 parameter to quantize (fixed in 0.13)."""
+    quantize = getattr(module, "_quantize_param_shard_impl", None)
+    if quantize is not None and not getattr(module, "HAVE_TE", False):
+        module._quantize_param_shard_impl = lambda params, *args: quantize(params, *args) if params else None
+
+
+def _core_utils(module: Any) -> None:
+    """0.12: is_te_min_version, reached when a torch_dist checkpoint is loaded, imports TransformerEngine unguarded."""
+    if getattr(module, "_te_version", "") is None and importlib.util.find_spec("transformer_engine") is None:
+        from packaging.version import Version
+
+        module._te_version = Version("0.0.0")
+
+
+def _distrib_optimizer(module: Any) -> None:
+    """0.12, fp32: loading copies into the main shards, which are views of leaves that require a gradient."""
+    cls = getattr(module, "DistributedOptimizer", None)
+    setter = getattr(cls, "_set_main_param_and_optimizer_states", None)
+    if cls is not None and setter is not None:
+        cls._set_main_param_and_optimizer_states = torch.no_grad()(setter)
+
+
+def _filesystem_async(module: Any) -> None:
+    """0.12 with torch 2.8 or newer: the private function of torch that it calls has one more required argument."""
+    write_item = getattr(module, "_write_item", None)
+    if write_item is None:
+        return
+    parameters = inspect.signature(write_item).parameters
+    added = parameters.get("serialization_format")
+    if added is None or added.default is not inspect.Parameter.empty:
+        return
+    from torch.distributed.checkpoint.filesystem import SerializationFormat
+
+    def with_format(*args: Any, **kwargs: Any) -> Any:
+        if len(args) < len(parameters):
+            kwargs.setdefault("serialization_format", SerializationFormat.TORCH_SAVE)
+        return write_item(*args, **kwargs)
+
+    module._write_item = with_format
+
+
+_HOOKS: dict[str, Callable[[Any], None]] = {
+    "megatron.core.datasets.utils": _dataset_helpers,
+    "megatron.core.utils": _core_utils,
+    "megatron.core.fp8_utils": _fp8_utils,
+    "megatron.core.tensor_parallel.random": _random,
+    "megatron.core.optimizer.distrib_optimizer": _distrib_optimizer,
+    "megatron.core.dist_checkpointing.strategies.filesystem_async": _filesystem_async,
+    "megatron.legacy.fused_kernels": _fused_kernels,
+    "megatron.fused_kernels": _fused_kernels,
+}
+
+
+# ---------------------------------------------------------------------------------------------- stand-in libraries
+
+
+class _Triton(types.ModuleType):
+    """Decorators that decorate nothing, and a value for every other name."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return _Triton(f"{self.__name__}.{name}")
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:  # @triton.jit, and @triton.jit(...)
+        return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else self
+
+
+_STAND_INS: dict[str, types.ModuleType] = {
+    # 0.18, 0.19: the MoE "paged stash" imports triton with no fallback, for kernels that only a GPU runs.
+    "megatron.core.transformer.moe.paged_stash": _Triton("triton"),
+    "megatron.core.transformer.moe.ops.paged_stash": _Triton("triton"),
+    # All releases: see apex_on_cpu. Elsewhere apex stays away: its other parts are CUDA kernels.
+    "megatron.core.optimizer": apex_on_cpu.optimizers,
+    "megatron.core.optimizer.distrib_optimizer": apex_on_cpu.optimizers,
+}
+
+
+class _StandIns(importlib.abc.MetaPathFinder):
+    """Let single modules import a library that is not installed.
+
+    The library appears inside these modules alone. In sys.modules it would be seen by all others, which ask by
+    importing whether they may use its kernels.
+    """
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        library = _STAND_INS.get(fullname)
+        if library is None or importlib.util.find_spec(library.__name__.partition(".")[0]) is not None:
+            return None  # not ours, or the real library is here
+        spec = importlib.machinery.PathFinder.find_spec(fullname, path)
+        if spec is not None and spec.loader is not None:
+            spec.loader = _ScopedLoader(spec.loader, library)
+        return spec
+
+
+class _ScopedLoader(importlib.abc.Loader):
+    """Runs a module with an import statement of its own, which knows `library`."""
+
+    def __init__(self, loader: importlib.abc.Loader, library: types.ModuleType) -> None:
+        self._loader = loader
+        self._library = library
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
+        return self._loader.create_module(spec)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        library = self._library
+
+        def import_(name: str, *args: Any, **kwargs: Any) -> Any:
+            if name == library.__name__ or name.startswith(f"{library.__name__}."):
+                return library
+            return builtins.__import__(name, *args, **kwargs)
+
+        vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}
+        self._loader.exec_module(module)
+
+    def __getattr__(self, name: str) -> Any:  # get_source and the like, for tracebacks
+        return getattr(self._loader, name)

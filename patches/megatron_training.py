@@ -1,0 +1,57 @@
+"""megatron.training.training: where a step begins and ends, and where a fault surfaces."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from mindspeed_tft import runtime
+from mindspeed_tft.patches import megatron_host
+from mindspeed_tft.patches.groups import HIGH_AVAILABILITY, MASTER
+from mindspeed_tft.registry import REGISTRY
+
+MODULE = "megatron.training.training"
+Arguments = tuple[Any, ...]
+
+
+@REGISTRY.wrap(f"{MODULE}:train", group=HIGH_AVAILABILITY, needs=MASTER)
+def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """The place that every exception of training reaches, whichever collective or kernel it came out of."""
+    session = runtime.session()
+    if session is None:
+        return wrapped(*args, **kwargs)
+    model, optimizer, scheduler = args[1], args[2], args[3]
+    session.host.attach(model, optimizer, scheduler, megatron_host.args().num_floating_point_operations_so_far)
+    try:
+        return wrapped(*args, **kwargs)
+    except SystemExit:
+        if session.link.phase in ("between-steps", "start"):
+            raise  # Megatron itself ends the job here: --exit-interval, --exit-duration-in-mins, a signal
+        session.recover(RuntimeError("the program called sys.exit in the middle of a step"))
+    except BaseException as exc:
+        session.recover(exc)
+
+
+@REGISTRY.wrap(f"{MODULE}:train_step", group=HIGH_AVAILABILITY, needs=MASTER)
+def train_step(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    session = runtime.session()
+    if session is None:
+        return wrapped(*args, **kwargs)
+    host = session.host
+    session.step_begin(megatron_host.args().curr_iteration + 1, len(host.optimizers()))
+    result = wrapped(*args, **kwargs)
+    session.step_end()
+    host.step_ended()
+    runtime.after_first_step()
+    return result
+
+
+@REGISTRY.wrap(f"{MODULE}:num_floating_point_operations", group=HIGH_AVAILABILITY, needs=MASTER)
+def num_floating_point_operations(
+    wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]
+) -> Any:
+    value = wrapped(*args, **kwargs)
+    session = runtime.session()
+    if session is not None:
+        session.host.count_flops(value)
+    return value

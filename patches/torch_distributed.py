@@ -1,0 +1,89 @@
+"""torch.distributed: groups on gloo become swappable groups.
+
+Wraps the one function through which `init_process_group` and `new_group` make a group, so that every group that
+Megatron creates is a `SwappableGroup`. Built-in backend names win over registered ones in torch, therefore the name is
+rewritten on the way in and what `get_backend()` reports is restored on the way out. Only names of gloo are touched:
+other backends have an abort of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+
+from mindspeed_tft.groups import GroupTable, SwappableGroup
+from mindspeed_tft.patches.groups import HIGH_AVAILABILITY, MASTER
+from mindspeed_tft.registry import REGISTRY
+
+BACKEND = "tft_gloo"
+# Texts that gloo's transport puts into the RuntimeError of a failed operation.
+GLOO_ERRORS = ("gloo/transport", "gloo::", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
+
+_table: GroupTable | None = None
+
+
+def table() -> GroupTable:
+    """The swappable groups of this process; made on first use."""
+    global _table
+    if _table is None:
+        _table = GroupTable("gloo", GLOO_ERRORS)
+        _register(_table)
+    return _table
+
+
+def _register(groups: GroupTable) -> None:
+    import torch.distributed as dist
+
+    def create(options: Any, _backend_options: Any) -> SwappableGroup:
+        group = SwappableGroup(
+            groups, options.store, options.group_rank, options.group_size, options.timeout, options.group_id
+        )
+        group.configure(lambda g: build_gloo(g, options.store, options.timeout))
+        groups.add(group)
+        return group
+
+    dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
+
+
+def build_gloo(group: SwappableGroup, store: Any, timeout: timedelta) -> Any:
+    """A plain torch group over gloo for the members of `group`, meeting at `store`."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo
+
+    prefixed = dist.PrefixStore(f"{group.group_name}/", store)
+    inner = ProcessGroup(prefixed, group.rank(), group.size())
+    backend = ProcessGroupGloo(dist.PrefixStore("cpu/", prefixed), group.rank(), group.size(), timeout=timeout)
+    backend._set_sequence_number_for_group()
+    inner._set_default_backend(ProcessGroup.BackendType.GLOO)
+    for device in ("cpu", "cuda"):
+        inner._register_backend(torch.device(device), ProcessGroup.BackendType.GLOO, backend)
+    inner._set_group_name(group.group_name)
+    inner._set_group_desc(group.group_desc)
+    return inner
+
+
+@REGISTRY.wrap("torch.distributed.distributed_c10d:_new_process_group_helper", group=HIGH_AVAILABILITY, needs=MASTER)
+def new_group_helper(wrapped: Callable[..., Any], _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Around `torch.distributed.distributed_c10d._new_process_group_helper`."""
+    import torch.distributed as dist
+    import torch.distributed.distributed_c10d as c10d
+
+    head, backend, tail = args[:3], args[3], args[4:]
+    if not _is_gloo(str(backend)):
+        return wrapped(*args, **kwargs)
+    table()  # registers the backend name with torch
+    result = wrapped(*head, dist.Backend(BACKEND), *tail, **kwargs)
+    group = result[0]
+    if isinstance(group, SwappableGroup):
+        c10d._world.pg_map[group] = ("gloo", c10d._world.pg_map[group][1])
+        c10d._world.pg_backend_config[group] = "cpu:gloo,cuda:gloo"
+    return result
+
+
+def _is_gloo(backend: str) -> bool:
+    """`gloo`, or torch's own spelling of "gloo for every device" (`cpu:gloo,cuda:gloo`)."""
+    names = {part.split(":")[-1] for part in backend.split(",")}
+    return names == {"gloo"}

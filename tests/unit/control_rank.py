@@ -1,0 +1,75 @@
+"""A rank without training: does what its JSON argument says, and writes what happens to it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import time
+
+from mindspeed_tft.control import launch
+from mindspeed_tft.control.config import ControlConfig
+from mindspeed_tft.control.processor import Processor
+from mindspeed_tft.engine import types as t
+
+words = json.loads(sys.argv[1])
+rank = words["rank"]
+out = open(words["log"], "a", buffering=1)  # noqa: SIM115 (lives as long as the process)
+
+
+def tell(what: str, **values: object) -> None:
+    out.write(json.dumps({"what": what, "at": time.monotonic(), **values}) + "\n")
+
+
+def main() -> int:
+    logging.basicConfig(level=logging.INFO)
+    config = ControlConfig.from_json(words["config"])
+    try:
+        path = launch.ensure_host(config, rank, words["local_rank"])
+    except Exception as error:
+        tell("failed", type=type(error).__name__, text=str(error))
+        return 3
+    processor = Processor(
+        path,
+        config.deadlines,
+        on_stop=lambda epoch, reason: tell("stop", epoch=epoch, reason=reason),
+        on_lost=lambda reason: tell("lost", reason=reason),
+    )
+    info = t.RankInfo(rank, config.host, os.getpid(), "tp0-pp0", rank, (f"tp0-pp0/dense/{rank}",))
+    ok = processor.start(info, words.get("start", 10.0))
+    tell("started", ok=ok, pid=os.getpid(), grpc="grpc" in sys.modules)
+    if words.get("fork"):
+        child = os.fork()
+        if child == 0:
+            time.sleep(words["fork"])
+            os._exit(0)
+        tell("forked", pid=child)
+    end = time.monotonic() + words.get("seconds", 30.0)
+    was = ok
+    while not processor.stopping and time.monotonic() < end:
+        processor.step += 1
+        time.sleep(0.01)
+        if processor.connected != was:
+            was = processor.connected
+            tell("connected" if was else "disconnected")
+    if not processor.stopping:
+        tell("goodbye", ok=processor.goodbye())
+        processor.close()
+        return 0
+    processor.report(t.RankReport(rank, processor.step, t.Commit.NONE, t.Update.UNTOUCHED, fault=""))
+    while time.monotonic() < end:
+        order = processor.next_order(1.0)
+        if order is None:
+            continue
+        tell("order", kind=order.kind.value, payload=order.payload)
+        processor.order_done(order.id, True, "done", {"by": str(rank)})
+        if order.kind is t.OrderKind.EXIT:
+            processor.close()
+            return int(order.payload["code"])
+    return 4
+
+
+signal.signal(signal.SIGTERM, signal.SIG_DFL)
+sys.exit(main())

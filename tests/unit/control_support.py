@@ -1,0 +1,155 @@
+"""For the tests of the control plane: an engine that needs no brain, and a rank that needs no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mindspeed_tft.control.config import ControlConfig
+from mindspeed_tft.engine import types as t
+
+HERE = Path(__file__).parent
+DEADLINES = t.Deadlines(heartbeat=0.1, heartbeat_lost=2.0, stop=3.0, order=5.0, dump=8.0, exit=3.0)
+
+
+class FakeEngine:
+    """On the first fault: stop all, collect reports, one FINISH_UPDATE and one EXIT for each rank, closed."""
+
+    def __init__(self, deadlines: t.Deadlines, world_size: int) -> None:
+        self.deadlines, self.world_size = deadlines, world_size
+        self.live: set[int] = set()
+        self.finished: set[int] = set()
+        self.reports: dict[int, t.RankReport] = {}
+        self.epoch = 0
+        self.orders: dict[int, t.Order] = {}
+        self.next_id = 1
+        self.stage = "run"
+        self.heard: dict[int, float] = {}
+
+    def handle(self, event: t.Event) -> list[t.Action]:
+        out: list[t.Action] = []
+        if isinstance(event, t.Registered):
+            self.live.add(event.info.rank)
+            self.heard[event.info.rank] = event.at
+        elif isinstance(event, t.Heartbeat):
+            self.heard[event.rank] = event.at
+        elif isinstance(event, t.RankFinished):
+            self.live.discard(event.rank)
+            self.finished.add(event.rank)
+            if len(self.finished) == self.world_size and self.stage == "run":
+                self.stage = "closed"
+                out.append(t.Closed("finished", -1, "the end"))
+        elif isinstance(event, t.RankLost):
+            self.live.discard(event.rank)
+            out += self._stop(event.message)
+        elif isinstance(event, t.FaultSeen):
+            out += self._stop(event.message)
+        elif isinstance(event, t.Reported):
+            self.reports[event.report.rank] = event.report
+        elif isinstance(event, t.OrderDone):
+            self.orders.pop(event.order, None)
+        elif isinstance(event, t.Tick) and self.stage == "run":
+            for rank in sorted(self.live):
+                if event.at - self.heard[rank] > self.deadlines.heartbeat_lost:
+                    self.live.discard(rank)
+                    out += self._stop(f"rank {rank} is silent")
+        return out + self._go_on()
+
+    def _stop(self, reason: str) -> list[t.Action]:
+        if self.stage != "run":
+            return []
+        self.stage, self.epoch = "stop", self.epoch + 1
+        return [t.Note("stop", reason), t.Stop(self.epoch, tuple(sorted(self.live)), reason)]
+
+    def _order(self, kind: t.OrderKind, payload: dict[str, str | int | list[str] | dict[str, str]]) -> list[t.Action]:
+        out: list[t.Action] = []
+        for rank in sorted(self.live):
+            order = t.Order(self.next_id, rank, kind, payload)
+            self.next_id += 1
+            self.orders[order.id] = order
+            out.append(order)
+        return out
+
+    def _go_on(self) -> list[t.Action]:
+        if self.stage == "stop" and self.live <= set(self.reports):
+            self.stage = "finish"
+            return [t.Note("decide", "dump step 7"), *self._order(t.OrderKind.FINISH_UPDATE, {"step": 7})]
+        if self.stage == "finish" and not [o for o in self.orders.values() if o.rank in self.live]:
+            self.stage = "exit"
+            return [t.Note("exit", "all done"), *self._order(t.OrderKind.EXIT, {"code": 1, "summary": "saved step 7"})]
+        if self.stage == "exit" and not self.live:
+            self.stage = "closed"
+            return [t.Closed("dumped", 7, "step 7 is saved, nothing is lost")]
+        return []
+
+
+def config(tmp: Path, world: int = 2, **values: object) -> ControlConfig:
+    settings: dict[str, object] = {
+        "deadlines": DEADLINES,
+        "world_size": world,
+        "local_world_size": world,
+        "node_rank": 0,
+        "nnodes": 1,
+        "host": "here",
+        "incident_dir": str(tmp / "incidents"),
+        "run_name": "test",
+        "run_id": str(tmp),
+        "start": 15.0,
+        "shutdown": 3.0,
+        "engine": "control_support:FakeEngine",
+    }
+    return ControlConfig(**{**settings, **values})  # type: ignore[arg-type]
+
+
+def until(condition: Callable[[], object], seconds: float = 10.0, what: str = "condition") -> float:
+    """Seconds that it took; an assertion when it did not come true in time."""
+    begin = time.monotonic()
+    while not condition():
+        assert time.monotonic() - begin < seconds, f"{what} not within {seconds} s"
+        time.sleep(0.002)
+    return time.monotonic() - begin
+
+
+class Rank:
+    """A process that stands for a training rank. It writes what happens to it as JSON lines."""
+
+    def __init__(self, tmp: Path, cfg: ControlConfig, rank: int, local_rank: int | None = None, **options: object):
+        self.rank = rank
+        self.log = tmp / f"rank{rank}-{time.monotonic_ns()}.jsonl"
+        self.err = self.log.with_suffix(".err")
+        local = rank if local_rank is None else local_rank
+        words = {"config": cfg.to_json(), "rank": rank, "local_rank": local, "log": str(self.log), **options}
+        env = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent.parent}"}
+        with open(self.err, "wb") as err:
+            self.process = subprocess.Popen(
+                [sys.executable, str(HERE / "control_rank.py"), json.dumps(words)],
+                stdin=subprocess.DEVNULL,
+                stdout=err,
+                stderr=err,
+                env=env,
+                start_new_session=True,
+            )
+
+    def lines(self, what: str | None = None) -> list[dict[str, object]]:
+        if not self.log.exists():
+            return []
+        text = self.log.read_text()
+        found = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+        return [line for line in found if what in (None, line["what"])]
+
+    def wait(self, what: str, seconds: float = 10.0, count: int = 1) -> dict[str, object]:
+        try:
+            until(lambda: len(self.lines(what)) >= count, seconds, f"{what} of rank {self.rank}")
+        except AssertionError as error:
+            raise AssertionError(f"{error}; log {self.lines()}, stderr {self.err.read_text()}") from None
+        return self.lines(what)[count - 1]
+
+    def kill(self, signum: int = signal.SIGKILL) -> float:
+        self.process.send_signal(signum)
+        return time.monotonic()
