@@ -120,9 +120,7 @@ def main() -> None:
     """Hand everything to Megatron, by the signature that its release has."""
     parameters = list(inspect.signature(pretrain).parameters)
     if parameters[0] != "cfg_container":  # up to 0.17
-        pretrain(
-            datasets_provider, model_provider, ModelType.encoder_or_decoder, forward_step, args_defaults=DEFAULTS
-        )
+        pretrain(datasets_provider, model_provider, ModelType.encoder_or_decoder, forward_step, args_defaults=DEFAULTS)
         return
     from megatron.training.argument_utils import pretrain_cfg_container_from_args
     from megatron.training.arguments import parse_and_validate_args

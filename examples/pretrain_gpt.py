@@ -1,6 +1,6 @@
 """GPT pre-training with the plugin. The one line is the whole change to the program; flags turn features on.
 
-    torchrun --nproc-per-node 4 examples/pretrain_gpt.py --enable-high-availability ... (see pretrain_gpt_cpu.sh)
+torchrun --nproc-per-node 4 examples/pretrain_gpt.py --enable-high-availability ... (see pretrain_gpt_cpu.sh)
 """
 
 import torch  # noqa: F401

@@ -31,15 +31,16 @@ class FusedAdam(torch.optim.Optimizer):
         weight_decay: float = 0.0,
         amsgrad: bool = False,
         set_grad_none: bool = True,
-        **kwargs: Any,
+        **options: Any,
     ) -> None:
-        if amsgrad:
-            raise RuntimeError("FusedAdam does not support the AMSGrad variant, as in apex.")
-        if kwargs:
-            raise TypeError(f"FusedAdam on a CPU knows no {', '.join(sorted(kwargs))}: leave the option that asks for it")
+        # Megatron passes `capturable=False` and the like; what is switched on cannot be left out in silence.
+        wanted = sorted(name for name, value in {"amsgrad": amsgrad, **options}.items() if value)
+        if wanted:
+            raise ValueError(f"on a CPU FusedAdam cannot do {', '.join(wanted)}: remove the flag that asks for it")
         self.adam_w_mode = adam_w_mode
         super().__init__(
-            params, {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+            params,
+            {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay},
         )
 
     @torch.no_grad()

@@ -266,7 +266,7 @@ class MegatronHost:
         space = copy.copy(args())
         for key in ("curr_iteration", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples"):
             setattr(space, key, state.counters[key])
-        model = _module("megatron.training.utils").unwrap_model(self.model)
+        model = checkpointing.unwrap_model(self.model)
         content: dict[str, Any] = checkpointing.generate_state_dict(
             space, model, self.optimizer, self.scheduler, [state.rng], iteration=state.step
         )

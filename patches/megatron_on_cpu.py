@@ -43,7 +43,10 @@ def install() -> None:
         setattr(typing, "override", typing_extensions.override)  # noqa: B010 (mypy knows 3.10 has no such name)
     for module, hook in _HOOKS.items():
         wrapt.register_post_import_hook(hook, module)
-    sys.meta_path.insert(0, _StandIns())
+    # Behind wrapt's finder, which must see these modules as well, and right before the one that would find them.
+    finders: list[Any] = sys.meta_path
+    place = finders.index(importlib.machinery.PathFinder) if importlib.machinery.PathFinder in finders else len(finders)
+    finders.insert(place, _StandIns())
 
 
 # ---------------------------------------------------------------------------------------------- post-import hooks
@@ -100,7 +103,7 @@ def _core_utils(module: Any) -> None:
 
 
 def _distrib_optimizer(module: Any) -> None:
-    """0.12, fp32: loading copies into the main shards, which are views of leaves that require a gradient."""
+    """All releases, fp32: loading a `torch` checkpoint copies into views of leaves that require a gradient."""
     cls = getattr(module, "DistributedOptimizer", None)
     setter = getattr(cls, "_set_main_param_and_optimizer_states", None)
     if cls is not None and setter is not None:

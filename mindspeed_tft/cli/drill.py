@@ -34,7 +34,7 @@ def command(
     preset: Annotated[str, typer.Option(help="What is rehearsed: dump, retry, recover, elastic.")] = "dump",
     layout: Annotated[str, typer.Option(help="Parallel sizes, such as dp4, tp2dp2, pp2dp2, tp2pp2dp2.")] = "dp4",
     fault: Annotated[
-        Optional[list[str]],  # noqa: UP007, UP045  typer reads this annotation on Python 3.10 as well
+        Optional[list[str]],  # noqa: UP045  typer reads this annotation on Python 3.10 as well
         typer.Option(
             metavar="KIND@RANK:STEP[:PHASE]",
             help="Repeatable; STEP is the step being computed, the first is 1. [default: kill@1:7:backward]",
@@ -45,16 +45,16 @@ def command(
     replicas: Annotated[int, typer.Option(help="Copies of each shard of the optimizer.")] = 2,
     seed: Annotated[int, typer.Option(help="Of the training, and of what the drill chooses by chance.")] = 1234,
     megatron: Annotated[
-        Optional[Path],  # noqa: UP007, UP045
+        Optional[Path],  # noqa: UP045
         typer.Option(help="A Megatron-LM checkout. [default: the installed megatron-core]"),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare/--no-compare", help="Compare with the unbroken run.")] = True,
     json_file: Annotated[
-        Optional[Path],  # noqa: UP007, UP045
+        Optional[Path],  # noqa: UP045
         typer.Option("--json", metavar="FILE", help="Write the report there too."),
     ] = None,
     keep: Annotated[
-        Optional[Path],  # noqa: UP007, UP045
+        Optional[Path],  # noqa: UP045
         typer.Option(metavar="DIR", help="Keep logs and checkpoints there, and the unbroken runs for later drills."),
     ] = None,
     launcher: Annotated[str, typer.Option(help="Of the broken job: torchrun or tftrun.")] = "torchrun",
@@ -145,7 +145,9 @@ def check_files(json_file: Path | None, keep: Path | None) -> None:
         try:
             keep.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SpecError(f"--keep {keep}: cannot be created ({error.strerror}); give a writable directory") from error
+            raise SpecError(
+                f"--keep {keep}: cannot be created ({error.strerror}); give a writable directory"
+            ) from error
 
 
 @contextmanager

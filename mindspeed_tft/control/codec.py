@@ -126,8 +126,14 @@ def speaker(event: t.Event) -> int:
     raise WireError(f"{type(event).__name__} is about no rank")
 
 
-def lost(rank: int, session: str, message: str) -> wire.FromRank:
-    return wire.FromRank(rank=rank, session=session, lost=wire.RankLost(rank=rank, message=clean(message)))
+def lost_to_wire(event: t.RankLost, session: str) -> wire.FromRank:
+    """What a relay says of a rank that cannot speak any more."""
+    body = wire.RankLost(rank=event.rank, message=clean(event.message), pid=event.pid)
+    return wire.FromRank(rank=event.rank, session=session, lost=body)
+
+
+def lost_from_wire(m: wire.FromRank, at: float) -> t.RankLost:
+    return t.RankLost(at, m.rank, m.lost.message, m.lost.pid)
 
 
 # ------------------------------------------------------------------------------------------ what ranks are told

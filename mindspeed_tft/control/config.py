@@ -19,6 +19,7 @@ from mindspeed_tft.engine.types import Deadlines
 DEFAULT_PORT = 29654
 _SUN_PATH = 108  # bytes of a Unix socket's address on Linux, with the closing zero
 _LONGEST_NAME = "/ctl-0123456789ab.sock"
+ADDRESS_FILE = "controller"  # tells a relay that is started again where the controller is
 RELAY_SOCKET = "relay.sock"
 
 
@@ -128,6 +129,14 @@ def check_private(directory: Path) -> None:
             f"{directory} is not a private directory of this user (mode {stat.filemode(status.st_mode)}, owner "
             f"{status.st_uid}): somebody else may listen there; remove it, or set TMPDIR to a directory of your own"
         )
+
+
+def leave(path: Path) -> None:
+    """Removes the meeting directory of a socket's path when the last process leaves it."""
+    with contextlib.suppress(FileNotFoundError):
+        (path.parent / ADDRESS_FILE).unlink()
+    with contextlib.suppress(OSError):  # not empty: somebody else is still there, and will do it
+        path.parent.rmdir()
 
 
 def write_private(path: Path, text: str) -> None:

@@ -41,6 +41,8 @@ class EngineLike(Protocol):
 
     def handle(self, event: t.Event) -> list[t.Action]: ...
 
+    def incident(self) -> dict[str, object]: ...
+
 
 @dataclass(eq=False)
 class HostLink:
@@ -57,13 +59,9 @@ class Seat:
     """What is known of a rank beyond the engine's knowledge."""
 
     session: str
-    info: t.RankInfo
     host: HostLink | None
     seq: int = 0
     gone: bool = False
-    step: int = 0
-    phase: str = ""
-    unseen_since: float | None = None  # its relay died, the rank may well live
 
 
 class Controller:
@@ -78,15 +76,12 @@ class Controller:
         self._seats: dict[int, Seat] = {}
         self._events: collections.deque[t.Event] = collections.deque()
         self._feeding = False
-        self._stop: t.Stop | None = None
-        self._orders: dict[int, t.Order] = {}
         self._closed: t.Closed | None = None
         self._last_words: list[str] = []
         self._broken: Exception | None = None
         self._ever = False
         self._empty_since = time.monotonic()
         self._said_bye = True
-        self._progress = (0, time.monotonic())
         self._changed = asyncio.Event()
 
     # ---------------------------------------------------------------------------------- life
@@ -114,6 +109,8 @@ class Controller:
             await server.stop(grace=0.2)
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(unix_path)
+            with contextlib.suppress(OSError):  # not empty: the relay is still there, and will do it
+                os.rmdir(os.path.dirname(unix_path))
         if self._broken is not None:
             raise self._broken
         await self._say_last_words(launcher)
@@ -185,7 +182,7 @@ class Controller:
             now = time.monotonic()
             if now >= beat:
                 beat = now + self._deadlines.heartbeat
-                self._beat(now)
+                self._beat()
             self._feed(t.Tick(now))
             if not self._ever and now > end_of_start:
                 log.warning("no host came within %.0f s, the controller ends", end_of_start - self._empty_since)
@@ -215,7 +212,7 @@ class Controller:
             now = time.monotonic()
             if now >= beat:
                 beat = now + self._deadlines.heartbeat
-                self._beat(now)
+                self._beat()
             self._feed(t.Tick(now))
 
     async def _say_last_words(self, launcher: int) -> None:
@@ -256,7 +253,7 @@ class Controller:
         try:
             while not link.bye:
                 message = await asyncio.wait_for(context.read(), limit)
-                if message is grpc.aio.EOF:
+                if not isinstance(message, wire.HostSays):  # the end
                     break
                 self._hear(link, message)
         except asyncio.TimeoutError:
@@ -303,8 +300,6 @@ class Controller:
             seat = self._seats[rank]
             if seat.host is link:
                 seat.host = None
-                if not silent and not link.bye and not seat.gone:
-                    seat.unseen_since = now
         self._changed.set()
 
     def _hear(self, link: HostLink, message: wire.HostSays) -> None:
@@ -322,8 +317,8 @@ class Controller:
         seat = self._seats.get(word.rank)
         if seat is None or seat.session != word.session or seat.gone:
             return  # heard before, or a life that was over when we came
-        seat.gone, seat.unseen_since = True, None
-        self._feed(t.RankLost(time.monotonic(), word.rank, word.lost.message))
+        seat.gone = True
+        self._feed(codec.lost_from_wire(word, time.monotonic()))
 
     def _hear_rank(self, link: HostLink, word: wire.FromRank) -> None:
         event = codec.event_from_wire(word.says, time.monotonic())
@@ -339,55 +334,26 @@ class Controller:
             if word.says.seq <= seat.seq:
                 return
             seat.seq = word.says.seq
-        if isinstance(event, t.Heartbeat):
-            seat.step, seat.phase = event.step, event.phase
         if isinstance(event, t.RankFinished):
             seat.gone = True
-        if isinstance(event, t.OrderDone):
-            self._orders.pop(event.order, None)
         self._feed(event)
 
     def _seat(self, link: HostLink, word: wire.FromRank, event: t.Registered) -> None:
         seat = self._seats.get(word.rank)
-        known = seat is not None and seat.session == word.session
-        if seat is None or not known:
-            seat = self._seats[word.rank] = Seat(word.session, event.info, link)
-        seat.host, seat.unseen_since = link, None
+        if seat is None or seat.session != word.session:
+            seat = self._seats[word.rank] = Seat(word.session, link)
+        seat.host, seat.gone = link, False
         link.ranks.add(word.rank)
-        if not known:
-            self._feed(event)
-        if self._stop is not None and word.rank in self._stop.ranks:
-            again = t.Stop(self._stop.epoch, (word.rank,), self._stop.reason)
-            self._tell(word.rank, wire.HostOrders(stop=codec.stop_to_wire(again)))
-        for order in list(self._orders.values()):
-            if order.rank == word.rank:
-                self._tell(word.rank, wire.HostOrders(order=codec.order_to_wire(order)))
+        self._feed(event)  # the engine says again what this rank may have missed
 
     def _tell(self, rank: int, message: wire.HostOrders) -> None:
         seat = self._seats.get(rank)
         if seat is not None and seat.host is not None:
             seat.host.out.put_nowait(message)
 
-    def _beat(self, now: float) -> None:
+    def _beat(self) -> None:
         for link in self._hosts.values():
             link.out.put_nowait(wire.HostOrders(beat=wire.Beat(protected=True)))
-        self._vouch(now)
-
-    def _vouch(self, now: float) -> None:
-        """Keeps the ranks of a dead relay alive in the engine's eyes while the others make progress.
-
-        A relay is ours: its death must not stop healthy training. A step needs every rank, so a step that completes
-        elsewhere proves that they live. Without such a proof they fall silent, and the engine judges them.
-        """
-        seen = [seat.step for seat in self._seats.values() if seat.host is not None and not seat.gone]
-        if seen and max(seen) > self._progress[0]:
-            self._progress = (max(seen), now)
-        for rank, seat in self._seats.items():
-            if seat.unseen_since is None or seat.gone:
-                continue
-            proof = max(seat.unseen_since, self._progress[1])
-            if not seen or now - proof <= self._deadlines.heartbeat_lost:
-                self._feed(t.Heartbeat(now, rank, seat.step, seat.phase))
 
     # ---------------------------------------------------------------------------------- engine
 
@@ -410,14 +376,12 @@ class Controller:
             self._changed.set()
             if self._recorder.open:
                 reason = f"the engine failed: {type(error).__name__}: {error}"
-                self._recorder.close(t.Closed("failed", -1, reason), event.at)
+                self._recorder.close(t.Closed("failed", -1, reason), event.at, {})
         finally:
             self._feeding = False
 
     def _do(self, action: t.Action, at: float) -> None:
         if isinstance(action, t.Stop):
-            self._stop = action
-            self._orders = {i: o for i, o in self._orders.items() if o.kind is t.OrderKind.EXIT}
             by_host: dict[int, list[int]] = {}
             for rank in action.ranks:
                 seat = self._seats.get(rank)
@@ -432,7 +396,6 @@ class Controller:
             except codec.WireError as error:
                 self._events.append(t.OrderDone(at, action.rank, action.id, False, f"cannot be sent: {error}"))
                 return
-            self._orders[action.id] = action
             self._tell(action.rank, wire.HostOrders(order=message))
         elif isinstance(action, t.Note):
             if action.warn:
@@ -443,7 +406,7 @@ class Controller:
             raise TypeError(f"the engine asked for {type(action).__name__}, which nobody here knows")
 
     def _close(self, closed: t.Closed) -> None:
-        path: Path | None = self._recorder.close(closed, time.monotonic())
+        path: Path | None = self._recorder.close(closed, time.monotonic(), self._engine.incident())
         if self._closed is None:
             self._closed = closed
             if closed.outcome != "finished":

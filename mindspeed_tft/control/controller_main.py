@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
+import secrets
 import signal
 
 from mindspeed_tft.control import daemon
@@ -17,7 +18,9 @@ def serve(config: ControlConfig, args: argparse.Namespace, ready: daemon.Ready) 
     from mindspeed_tft.observe.incident import Recorder
 
     module, _, name = config.engine.partition(":")
-    engine = getattr(importlib.import_module(module), name)(config.deadlines, config.world_size)
+    engine = getattr(importlib.import_module(module), name)(
+        config.deadlines, config.world_size, tag=secrets.token_hex(3)
+    )
 
     async def main() -> None:
         loop = asyncio.get_running_loop()

@@ -9,10 +9,12 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from mindspeed_tft.control import daemon
 from mindspeed_tft.control.config import (
+    ADDRESS_FILE,
     RELAY_SOCKET,
     ControlConfig,
     ControlRefused,
@@ -50,10 +52,32 @@ def start_host(config: ControlConfig, directory: Path, controller: bool) -> Path
     write_private(file, config.to_json())
     socket_path, unix = directory / RELAY_SOCKET, directory / f"ctl-{nonce}.sock"
     address = f"unix:{unix}" if controller else f"{config.controller_host}:{config.tcp_port()}"
+    write_private(directory / ADDRESS_FILE, address)
     names: dict[str, list[str]] = {}
     if controller:
         names["controller_main"] = ["--socket", str(unix)]
     names["host_main"] = ["--socket", str(socket_path), "--controller", address]
+    _bring_up(config, file, names)
+    return socket_path
+
+
+def reviver(config: ControlConfig, local_rank: int) -> Callable[[], None] | None:
+    """What the processor of local rank 0 calls to start its host's relay again; nothing for the other ranks."""
+    if local_rank != 0:
+        return None
+    directory = meeting_dir(config)
+
+    def revive() -> None:
+        check_private(directory)
+        address = (directory / ADDRESS_FILE).read_text()
+        file = directory / f"config-{secrets.token_hex(6)}.json"
+        write_private(file, config.to_json())
+        _bring_up(config, file, {"host_main": ["--socket", str(directory / RELAY_SOCKET), "--controller", address]})
+
+    return revive
+
+
+def _bring_up(config: ControlConfig, file: Path, names: dict[str, list[str]]) -> None:
     started = {name: _start(name, [*args, "--config", str(file)]) for name, args in names.items()}
     end = time.monotonic() + config.start + 5  # the process itself gives up after config.start, and says why
     failures = [failure for name, process in started.items() if (failure := _failure(name, process, end))]
@@ -61,7 +85,6 @@ def start_host(config: ControlConfig, directory: Path, controller: bool) -> Path
         file.unlink()
     for code, text in failures:
         raise ControlRefused(text) if code == daemon.REFUSED else ControlUnavailable(text)
-    return socket_path
 
 
 def wait_for_relay(directory: Path, timeout: float) -> Path:

@@ -34,6 +34,8 @@ UNPROTECTED = (
     "reconnecting in the background ***"
 )
 _MAX_REMEMBERED = 1000
+_HANDLER_GRACE = 0.2  # an abort that hangs must not delay the exit of the rank
+_MAX_REVIVALS = 5
 _BACK_OFF = (0.05, 5.0)
 _PEER = struct.Struct("3i")
 
@@ -49,14 +51,20 @@ class Processor:
         deadlines: t.Deadlines,
         on_stop: Callable[[int, str], None],
         on_lost: Callable[[str], None] | None = None,
+        revive: Callable[[], None] | None = None,
     ) -> None:
-        """`on_stop(epoch, reason)` runs in a thread of ours; `on_lost(reason)` too, each time protection is lost."""
+        """`on_stop(epoch, reason)` runs in a thread of ours; `on_lost(reason)` too, each time protection is lost.
+
+        `revive` starts a relay again that has died (`launch.reviver`); one rank of a host has it.
+        """
         self.step = 0
         self.phase = "start"
         self._path = Path(socket_path)
         self._deadlines = deadlines
         self._on_stop = on_stop
         self._on_lost = on_lost
+        self._revive = revive
+        self._revivals = 0
         self._session = secrets.token_hex(8)
         self._info: t.RankInfo | None = None
         self._lock = threading.Condition()
@@ -68,6 +76,7 @@ class Processor:
         self._seq = 0
         self._welcomed = False
         self._protected = False
+        self._ever = False
         self._warned = False
         self._refused = ""
         self._goodbye_seen = False
@@ -141,11 +150,11 @@ class Processor:
         self._orders.put(None)
         self._wake()
         end = time.monotonic() + timeout
-        for thread in self._threads:
+        for thread, share in zip(self._threads, (timeout, _HANDLER_GRACE), strict=False):
             if thread is not threading.current_thread():
-                thread.join(max(0.0, end - time.monotonic()))
-            if thread.is_alive():
-                log.warning("thread %s of the control plane did not end within %.1f s", thread.name, timeout)
+                thread.join(max(0.0, min(share, end - time.monotonic())))
+            if thread.is_alive():  # a daemon: it does not hold the process
+                log.warning("thread %s of the control plane did not end in time", thread.name)
         _living.discard(self)
         if not any(thread.is_alive() for thread in self._threads):
             for fd in (self._wake_out, self._wake_in):
@@ -215,9 +224,31 @@ class Processor:
                 return
             if was_up:
                 self._lost(reason)
+            self._try_revive()
             with self._lock:
                 self._lock.wait_for(lambda: self._closing, pause)
             pause = min(2 * pause, _BACK_OFF[1])
+
+    def _try_revive(self) -> None:
+        """Starts a dead relay again, after one that took us in before. A host that kills relays is not fought with."""
+        if self._revive is None or not self._ever or self._revivals >= _MAX_REVIVALS or not self._is_dead():
+            return
+        self._revivals += 1
+        try:
+            self._revive()
+        except Exception as error:
+            log.warning("the relay could not be started again: %s", error)
+
+    def _is_dead(self) -> bool:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC) as probe:
+            probe.settimeout(self._deadlines.heartbeat)
+            try:
+                probe.connect(str(self._path))
+            except (ConnectionRefusedError, FileNotFoundError):
+                return True
+            except OSError:
+                return False  # it is there, and slow
+        return False
 
     def _connect(self) -> None:
         assert self._info is not None
@@ -290,7 +321,7 @@ class Processor:
             self._set_protected(message.beat.protected)
         elif kind == "welcome":
             with self._lock:
-                self._welcomed = True
+                self._welcomed = self._ever = True
                 self._refused = ""
                 self._outbox.clear()
                 self._outbox.extend(self._remembered)

@@ -12,14 +12,16 @@ import logging
 import os
 import socket
 import struct
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mindspeed_tft.control import codec, pids
 from mindspeed_tft.control import wire_pb2 as wire
+from mindspeed_tft.control.config import leave
 from mindspeed_tft.control.framing import MAX_FRAME, FrameError, FrameReader, pack
 from mindspeed_tft.control.uplink import Uplink, UplinkKeeper
-from mindspeed_tft.engine.types import Deadlines
+from mindspeed_tft.engine.types import Deadlines, RankLost
 
 log = logging.getLogger(__name__)
 
@@ -40,9 +42,10 @@ class RankLink:
     session: str = ""
     goodbye: bool = False
     open: bool = True
-    beat: wire.RankSays | None = None  # latest heartbeat, goes up once a period
-    fresh: bool = False  # not passed on yet
+    beat: wire.RankSays | None = None  # latest heartbeat that was not passed on
     opened: float = 0.0
+    closed: float = 0.0
+    blind: bool = False  # said that this rank lives without a connection
 
 
 class Relay:
@@ -62,13 +65,14 @@ class Relay:
         self._down_reason = ""
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
+        self._began = self._loop.time()
 
     # ---------------------------------------------------------------------------------- life
 
     async def run(self) -> None:
         """Serves until every rank that came has gone and the controller knows it."""
         self._listener.setblocking(False)
-        self._loop.add_reader(self._listener, self._accept)
+        self._listen()
         tasks = [asyncio.ensure_future(self._up.run()), asyncio.ensure_future(self._beats())]
         try:
             await self._until_empty(tasks)
@@ -81,7 +85,7 @@ class Relay:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)  # errors came out of _until_empty
 
-    async def _until_empty(self, tasks: list[asyncio.Future[None]]) -> None:
+    async def _until_empty(self, tasks: Sequence[asyncio.Future[None]]) -> None:
         end = self._loop.time() + self._start
         while not (self._ever and not self._ranks):
             if not self._ever and self._loop.time() > end:
@@ -111,6 +115,7 @@ class Relay:
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_ino == self._inode:  # else it is the next job's already
                 self._path.unlink()
+                leave(self._path)
         self._listener.close()
 
     async def _beats(self) -> None:
@@ -119,12 +124,15 @@ class Relay:
             beat = wire.HostOrders(beat=wire.Beat(protected=self._up.up))
             batch = wire.HostSays()
             for link in list(self._links):
-                # A process that lives without a connection is not silent, it is out of our sight.
-                if link.beat is not None and (link.fresh or not link.open) and not link.goodbye:
+                if link.beat is not None and not link.goodbye:
                     batch.ranks.append(wire.FromRank(rank=link.rank, session=link.session, says=link.beat))
-                    link.fresh = False
+                    link.beat = None
                 if link.open and link.rank >= 0 and not link.out:  # a rank that does not read gets no pile of beats
                     self._send(link, beat)
+                since = self._loop.time() - link.closed
+                if not link.open and not link.goodbye and not link.blind and since > self._deadlines.heartbeat_lost:
+                    link.blind = True
+                    log.warning("rank %d (process %d) lives without a connection: unprotected", link.rank, link.pid)
                 if link.open and link.rank < 0 and self._loop.time() - link.opened > self._deadlines.heartbeat_lost:
                     log.warning("process %d connected and never said hello", link.pid)
                     self._close(link)
@@ -132,10 +140,19 @@ class Relay:
 
     # ---------------------------------------------------------------------------------- ranks
 
+    def _listen(self) -> None:
+        if self._listener.fileno() >= 0:
+            self._loop.add_reader(self._listener, self._accept)
+
     def _accept(self) -> None:
         try:
             sock, _ = self._listener.accept()
         except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:  # no descriptors left: the socket stays readable, so look away for a while
+            log.warning("a rank cannot be taken in: %s", error)
+            self._loop.remove_reader(self._listener)
+            self._loop.call_later(1.0, self._listen)
             return
         sock.setblocking(False)
         pid, uid, _ = _PEER.unpack(sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size))
@@ -172,16 +189,15 @@ class Relay:
         except OSError as error:
             log.debug("connection of rank %d: %s", link.rank, error)
             self._end_of_stream(link)
+        except Exception:
+            log.exception("the relay failed at a word of rank %d; its connection is closed", link.rank)
+            self._close(link)
 
     def _end_of_stream(self, link: RankLink) -> None:
         self._close(link)
-        if link.pidfd < 0 or pids.is_dead(link.pidfd):
-            self._remove(link, "its connection was closed")
-        elif link.rank >= 0 and not link.goodbye and self._ranks.get(link.rank) is link:
-            # The process lives, so its training goes on: its end is what counts, and the descriptor will tell.
-            log.warning("rank %d (process %d) closed its connection and lives: unprotected", link.rank, link.pid)
-        elif link.rank < 0:
-            self._remove(link, "")
+        if link.goodbye or link.pidfd < 0 or pids.is_dead(link.pidfd):
+            self._remove(link, "its connection was closed" if link.pidfd < 0 else "its process ended")
+        # Else the process lives, so its training goes on: its end is what counts, and the descriptor will tell.
 
     def _died(self, link: RankLink) -> None:
         if link.open:
@@ -191,7 +207,7 @@ class Relay:
 
     def _close(self, link: RankLink) -> None:
         if link.open:
-            link.open = False
+            link.open, link.closed = False, self._loop.time()
             self._loop.remove_reader(link.sock)
             self._loop.remove_writer(link.sock)
             link.sock.close()
@@ -209,7 +225,8 @@ class Relay:
         if link.rank >= 0 and self._ranks.get(link.rank) is link:
             del self._ranks[link.rank]
             if not link.goodbye:
-                gone = codec.lost(link.rank, link.session, f"rank {link.rank} (process {link.pid}): {why}")
+                message = f"rank {link.rank} (process {link.pid}): {why}"
+                gone = codec.lost_to_wire(RankLost(0.0, link.rank, message, link.pid), link.session)
                 self._gone[link.rank] = gone
                 self._up.put(wire.HostSays(ranks=[gone]))
             self._changed.set()
@@ -224,7 +241,7 @@ class Relay:
         if codec.speaker(codec.event_from_wire(says, 0.0)) != link.rank:
             raise codec.WireError(f"rank {link.rank} spoke for another rank")
         if kind == "heartbeat":
-            link.beat, link.fresh = says, True
+            link.beat = says
             return
         if kind == "goodbye":
             link.goodbye = True
@@ -294,6 +311,8 @@ class Relay:
 
     def _on_down(self, reason: str) -> None:
         self._changed.set()
+        if not self._up.ever and self._loop.time() - self._began < self._start:
+            return  # the controller is starting beside us
         if reason != self._down_reason and self._ranks:
             self._down_reason = reason
             if not self._warned:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
@@ -14,6 +15,9 @@ from mindspeed_tft.control import codec, tls
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.framing import MAX_FRAME
 from mindspeed_tft.engine.types import Deadlines
+
+if TYPE_CHECKING:
+    Call = grpc.aio.StreamStreamCall[wire.HostSays, wire.HostOrders]
 
 log = logging.getLogger(__name__)
 
@@ -24,6 +28,11 @@ OPTIONS = [
     ("grpc.enable_http_proxy", 0),  # cluster nodes often carry proxy variables that must not be used here
 ]
 _BACK_OFF = (0.05, 5.0)
+_SLOWER = 1.5
+
+
+def _to_bytes(message: wire.HostSays) -> bytes:
+    return message.SerializeToString()
 
 
 @dataclass(frozen=True)
@@ -55,6 +64,7 @@ class UplinkKeeper:
         self._on_up, self._on_down, self._on_message = on_up, on_down, on_message
         self._queue: asyncio.Queue[wire.HostSays] = asyncio.Queue()
         self.up = False
+        self.ever = False
 
     def put(self, message: wire.HostSays) -> None:
         """Sends the message soon; drops it when there is no controller."""
@@ -78,20 +88,20 @@ class UplinkKeeper:
             self.up = False
             self._on_down(reason)
             await asyncio.sleep(pause)
-            pause = min(2 * pause, _BACK_OFF[1])
+            pause = min(_SLOWER * pause, _BACK_OFF[1])
 
     async def _hold(self, channel: grpc.aio.Channel) -> None:
         deadlines = self._uplink.deadlines
-        call = channel.stream_stream(
+        call: Call = channel.stream_stream(
             METHOD,
-            request_serializer=wire.HostSays.SerializeToString,
+            request_serializer=_to_bytes,
             response_deserializer=wire.HostOrders.FromString,
         )()
         await asyncio.wait_for(call.write(wire.HostSays(hello=self._uplink.hello)), deadlines.heartbeat_lost)
         await self._read(call)  # a welcome, or a refusal
         while not self._queue.empty():
             self._queue.get_nowait()
-        self.up = True
+        self.up = self.ever = True
         self._on_up()
         writer = asyncio.ensure_future(self._write(call))
         try:
@@ -103,12 +113,12 @@ class UplinkKeeper:
             await asyncio.gather(writer, return_exceptions=True)  # its error came out above, or it was cancelled
             call.cancel()
 
-    async def _read(self, call: grpc.aio.StreamStreamCall) -> bool:
+    async def _read(self, call: Call) -> bool:
         try:
             message = await asyncio.wait_for(call.read(), self._uplink.deadlines.heartbeat_lost)
         except asyncio.TimeoutError:
             raise OSError(f"the controller has been silent for {self._uplink.deadlines.heartbeat_lost:.1f} s") from None
-        if message is grpc.aio.EOF:
+        if not isinstance(message, wire.HostOrders):  # the end
             # The code of a stream that ended without an error message says why.
             if await asyncio.wait_for(call.code(), self._uplink.deadlines.heartbeat_lost) != grpc.StatusCode.OK:
                 raise OSError(tls.explain(self._uplink.address, await call.code(), await call.details()))
@@ -118,7 +128,7 @@ class UplinkKeeper:
         self._on_message(message)
         return True
 
-    async def _write(self, call: grpc.aio.StreamStreamCall) -> None:
+    async def _write(self, call: Call) -> None:
         while True:
             message = await self._queue.get()
             await asyncio.wait_for(call.write(message), self._uplink.deadlines.heartbeat_lost)

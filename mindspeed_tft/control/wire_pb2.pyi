@@ -1,3 +1,4 @@
+# mypy: ignore-errors
 from google.protobuf.internal import containers as _containers
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
@@ -75,12 +76,14 @@ class FaultSeen(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., own: _Optional[bool] = ...) -> None: ...
 
 class RankLost(_message.Message):
-    __slots__ = ("rank", "message")
+    __slots__ = ("rank", "message", "pid")
     RANK_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
     rank: int
     message: str
-    def __init__(self, rank: _Optional[int] = ..., message: _Optional[str] = ...) -> None: ...
+    pid: int
+    def __init__(self, rank: _Optional[int] = ..., message: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class RankFinished(_message.Message):
     __slots__ = ("rank",)

@@ -1,8 +1,8 @@
 """Which step is the last completed one (S), and how each rank can show the state of S. Pure functions of the reports.
 
 The commit of a step k is a collective over the whole world, entered only with final gradients and left before any
-optimizer tensor is touched. So one trusted rank that passed it proves that every rank had final gradients for k: S is k,
-and whoever has not updated yet can still do so alone. Without such a rank nobody touched its optimizer: S is k - 1.
+optimizer tensor is touched. So one trusted rank that passed it proves that every rank had final gradients for k: S is
+k, and whoever has not updated yet can still do so alone. Without such a rank nobody touched its optimizer: S is k - 1.
 
 This module does not choose who writes what (`planning`), and it knows nothing of time or of orders.
 """

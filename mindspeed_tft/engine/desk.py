@@ -8,7 +8,7 @@ from __future__ import annotations
 from mindspeed_tft.engine.incident import Incident
 from mindspeed_tft.engine.types import Action, Note, Order, OrderDone, OrderKind, Stop
 
-Payload = dict[str, "str | int | list[str] | dict[str, str]"]
+Payload = dict[str, str | int | list[str] | dict[str, str]]
 
 
 class Desk:

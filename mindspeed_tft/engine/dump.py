@@ -1,4 +1,4 @@
-"""The dump: from the reports of stopped ranks to one published checkpoint of the last completed step, or a reason why not.
+"""The dump: from the reports of stopped ranks to one published checkpoint of the last completed step, or to a reason.
 
 Stages: decide S and a plan -> finish updates -> stage shards -> write parts -> publish. A fault on the way ends the
 attempt: what it left is discarded, and the next tick plans again with who is left, so that losses seen together cost
@@ -8,12 +8,11 @@ one attempt. At most three attempts, all within the dump's deadline. What happen
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 
 from mindspeed_tft.engine.agreement import agree, revise
-from mindspeed_tft.engine.desk import Desk
+from mindspeed_tft.engine.desk import Desk, Payload
 from mindspeed_tft.engine.incident import EXIT_SAVED, EXIT_UNSAVED, Ending
 from mindspeed_tft.engine.planning import DumpPlan, NoPlan, plan_dump, rng_conflict
 from mindspeed_tft.engine.roster import Roster
@@ -21,6 +20,7 @@ from mindspeed_tft.engine.types import Commit, Deadlines, Order, OrderDone, Orde
 from mindspeed_tft.engine.words import count, ranks, some
 
 MAX_ATTEMPTS = 3
+NOBODY_LEFT = "no rank with training state is left"
 
 
 class Stage(str, Enum):
@@ -43,6 +43,7 @@ class Attempt:
     touched: set[int] = field(default_factory=set)  # ranks told to put something into the directory
     publish: Order | None = None
     failure: str = ""
+    cleared: bool = False  # published, or told to be discarded
 
     def as_dict(self) -> dict[str, object]:
         return {
@@ -73,7 +74,8 @@ class Dump:
         self._desk, self._roster, self._deadlines = desk, roster, deadlines
         self._reports, self._silent, self._directory = reports, silent, directory
         self._uncertain: dict[int, str] = {}  # told to finish its update, and nothing heard: any state is possible
-        self._avoid: set[int] = set()
+        self._avoid: set[int] = set()  # an order failed there
+        self._failing_hosts: set[str] = set()  # lost a rank during this dump
         self._pending: dict[int, Order] = {}
         self._doomed = ""  # why this attempt cannot succeed, while ranks still finish their update
         self._end_of_stage = 0.0
@@ -87,11 +89,13 @@ class Dump:
         """State what was agreed, and plan; or end at once."""
         desk, agreement = self._desk, self.agreement
         if self._silent:
-            desk.note(f"{ranks(self._silent)}: {some(set(self._silent.values()), limit=1)}; excluded", warn=True)
+            desk.note(f"{ranks(self._silent)} {some(set(self._silent.values()))}: excluded", warn=True)
         if agreement.impossible:
             why = some(f"rank {rank}: {agreement.offers[rank].reason}" for rank in agreement.impossible)
             desk.note(f"impossible reports, never a source: {why}", warn=True)
-        if not agreement.provable:
+        if not self._roster.alive:
+            self._fail(NOBODY_LEFT)
+        elif not agreement.provable:
             self._fail(agreement.reason)
         elif agreement.step == 0:
             self._fail("no step was completed: nothing to save")
@@ -110,8 +114,7 @@ class Dump:
         self.attempts.append(attempt)
         self._doomed = ""
         self._desk.note(f"attempt {number} of {MAX_ATTEMPTS}: {plan.describe()}")
-        orders = {rank: {"step": plan.step} for rank in plan.finish}
-        self._run(Stage.FINISH, OrderKind.FINISH_UPDATE, orders)
+        self._run(Stage.FINISH, OrderKind.FINISH_UPDATE, {rank: {"step": plan.step} for rank in plan.finish})
 
     def _excluded(self) -> dict[int, str]:
         roster = self._roster
@@ -119,12 +122,241 @@ class Dump:
         return {**self._silent, **self._uncertain, **gone, **dict.fromkeys(roster.finished, "finished training")}
 
     def _suspects(self) -> set[int]:
-        """Ranks to use last: an order failed there, or their host lost a rank, which may be the first of many."""
-        roster = self._roster
-        hosts = {roster.infos[rank].host for rank in roster.lost if rank in roster.infos}
-        return self._avoid | {rank for rank in roster.alive if roster.infos[rank].host in hosts}
+        """Ranks to use last: an order failed there, or their host lost a rank just now and may lose more."""
+        infos = self._roster.infos
+        return self._avoid | {rank for rank in self._roster.alive if infos[rank].host in self._failing_hosts}
 
     # ------------------------------------------------------------------------------------------------ going on
 
-    def _run(self, stage: Stage, kind: OrderKind, payloads: dict[int, dict[str, object]]) -> None:
-        ...
+    def _run(self, stage: Stage, kind: OrderKind, payloads: dict[int, Payload]) -> None:
+        """Begin a stage: one order each, one deadline for all. A stage without orders is over at once."""
+        self.stage = stage
+        self._desk.enter(stage.value)
+        self._pending = {}
+        for rank, payload in sorted(payloads.items()):
+            order = self._desk.issue(rank, kind, payload)
+            self._pending[order.id] = order
+        self._end_of_stage = min(self._desk.now + self._deadlines.order, self._end_of_dump)
+        if self._pending:
+            self._desk.note(f"{kind.value} to {ranks(payloads)}")
+        else:
+            self._advance()
+
+    def _advance(self) -> None:
+        """All orders of the stage are answered."""
+        if self.stage is Stage.FINISH:
+            self._after_finish()
+        elif self.stage is Stage.STAGE:
+            self._write()
+        elif self.stage is Stage.WRITE:
+            self._publish()
+
+    def _after_finish(self) -> None:
+        if self._doomed:
+            self._fail_attempt(self._doomed)
+            return
+        self.agreement = revise(self.agreement, self._reports, self._roster.infos)
+        excluded = self._excluded()
+        able = [rank for rank, offer in self.agreement.offers.items() if offer and rank not in excluded]
+        if conflict := rng_conflict(self._roster.infos, self._reports, self.agreement, able):
+            self._fail(conflict)  # now that finished ranks know their digest
+        else:
+            self._stage_shards()
+
+    def _stage_shards(self) -> None:
+        attempt = self.attempts[-1]
+        staged = attempt.plan.staged
+        attempt.touched |= staged.keys()
+        self._run(
+            Stage.STAGE,
+            OrderKind.STAGE_SHARDS,
+            {
+                rank: {"step": attempt.plan.step, "directory": attempt.directory, "shards": list(shards)}
+                for rank, shards in staged.items()
+            },
+        )
+
+    def _write(self) -> None:
+        attempt = self.attempts[-1]
+        payloads: dict[int, Payload] = {}
+        for part in attempt.plan.parts:
+            sources = {shard: "self" if rank == part.writer else f"rank:{rank}" for shard, rank in part.sources.items()}
+            payloads[part.writer] = {
+                "step": attempt.plan.step,
+                "directory": attempt.directory,
+                "part": part.part,
+                "sources": sources,
+            }
+        attempt.touched |= payloads.keys()
+        self._run(Stage.WRITE, OrderKind.WRITE_PART, payloads)
+
+    def _publish(self) -> None:
+        attempt = self.attempts[-1]
+        writers = [rank for rank in attempt.plan.writers.values() if rank in self._roster.alive]
+        if not writers:
+            self._fail_attempt("every writer was lost before the checkpoint was published")
+            return
+        payload: Payload = {
+            "step": attempt.plan.step,
+            "directory": attempt.directory,
+            "parts": list(attempt.plan.writers),
+        }
+        rank = min(writers)
+        self._run(Stage.PUBLISH, OrderKind.PUBLISH, {rank: payload})
+        (attempt.publish,) = self._pending.values()
+
+    # ------------------------------------------------------------------------------------------------ what happens
+
+    def done(self, order: Order, event: OrderDone) -> None:
+        """A rank answered an order of this dump, in time or late."""
+        if order.kind is OrderKind.FINISH_UPDATE:
+            self._book_update(order.rank, event)
+        elif order.kind is OrderKind.DISCARD and not event.ok:
+            self._desk.note(f"rank {order.rank} could not discard {order.payload['directory']}: {event.message}", True)
+        if order.kind is OrderKind.PUBLISH and event.ok:
+            self._published(event)
+        elif self._pending.pop(order.id, None) is None:
+            return
+        elif not event.ok:
+            self._order_failed(order, f"rank {order.rank} could not {order.kind.value}: {event.message or 'no reason'}")
+        elif not self._pending:
+            self._advance()
+
+    def _book_update(self, rank: int, event: OrderDone) -> None:
+        """The report stays what it was, until this order changed the rank."""
+        self._uncertain.pop(rank, None)
+        report = self._reports[rank]
+        if event.ok:
+            rng_end = event.result.get("rng_end", report.rng_end)
+            self._reports[rank] = replace(report, commit=Commit.PASSED, update=Update.DONE, rng_end=rng_end)
+        else:
+            self._reports[rank] = replace(report, commit=Commit.PASSED, update=Update.DIRTY)
+
+    def _order_failed(self, order: Order, why: str) -> None:
+        self._avoid.add(order.rank)
+        self._spoil(why)
+
+    def _spoil(self, why: str) -> None:
+        """This attempt cannot succeed. Updates that run are waited for: only then is it known who can offer S."""
+        if self.stage is not Stage.FINISH:
+            self._fail_attempt(why)
+            return
+        self._doomed = self._doomed or why
+        if not self._pending:
+            self._advance()
+
+    def gone(self, rank: int, why: str) -> None:
+        """A rank was lost, or left: the attempt fails if it had something to do that is not done."""
+        info = self._roster.infos.get(rank)
+        if info is not None and rank in self._roster.lost:
+            self._failing_hosts.add(info.host)
+        if not self._roster.alive:
+            self._fail(NOBODY_LEFT)
+        elif self._drop(rank):
+            self._spoil(f"rank {rank} {why}")
+
+    def distrust(self, rank: int, why: str) -> None:
+        """What this rank gave or gives may be damaged. A publication under way cannot be called back."""
+        busy = self.stage in (Stage.FINISH, Stage.STAGE, Stage.WRITE)
+        if self._drop(rank) or (busy and rank in self.attempts[-1].plan.ranks):
+            self._spoil(f"rank {rank} {why}")
+
+    def _drop(self, rank: int) -> bool:
+        """Forget what is asked of this rank; True when the attempt needs it still."""
+        mine = [order.id for order in self._pending.values() if order.rank == rank]
+        for number in mine:
+            del self._pending[number]
+        if mine or self.stage in (Stage.DECIDE, Stage.PUBLISH):
+            return bool(mine)
+        plan = self.attempts[-1].plan
+        if self.stage is Stage.FINISH:
+            return rank in plan.ranks
+        return self.stage is Stage.STAGE and rank in plan.writers.values()
+
+    def tick(self) -> None:
+        """Judge the deadlines, and begin the next attempt where one is due."""
+        now = self._desk.now
+        if now >= self._end_of_dump:
+            open_orders = f" in {self._open_orders()}" if self._pending else ""
+            self._fail(f"the dump did not end within {self._deadlines.dump:g} s{open_orders}")
+        elif self.stage is Stage.DECIDE:
+            self._plan()
+        elif now >= self._end_of_stage:
+            self._time_out()
+
+    def _time_out(self) -> None:
+        why = f"no answer within {self._deadlines.order:g} s to {self._open_orders()}"
+        late = {order.rank for order in self._pending.values()}
+        self._pending = {}
+        if self.stage is Stage.FINISH:
+            self._uncertain.update(dict.fromkeys(late, "did not say whether its update was finished"))
+        self._avoid |= late
+        self._spoil(why)
+
+    def _open_orders(self) -> str:
+        kind = next(iter(self._pending.values())).kind.value
+        return f"{kind} of {ranks(order.rank for order in self._pending.values())}"
+
+    def repeat(self, rank: int) -> None:
+        """The rank reconnected: what it was asked may have been lost on the way. The ids are the same."""
+        for order in self._pending.values():
+            if order.rank == rank:
+                self._desk.put(order)
+
+    # ------------------------------------------------------------------------------------------------ ends
+
+    def _fail_attempt(self, why: str) -> None:
+        attempt = self.attempts[-1]
+        attempt.failure = why
+        self._pending = {}
+        self._desk.note(f"attempt {attempt.number} failed: {why}", warn=True)
+        if attempt.number >= MAX_ATTEMPTS:
+            self._fail(f"{count(MAX_ATTEMPTS, 'attempt')} failed, the last because {why}")
+            return
+        self._discard(attempt)
+        self.stage = Stage.DECIDE
+        self._desk.enter(Stage.DECIDE.value)
+
+    def _fail(self, why: str) -> None:
+        self._desk.note(f"no checkpoint: {why}", warn=True)
+        self._end(Ending("failed", -1, EXIT_UNSAVED, why))
+
+    def _published(self, event: OrderDone) -> None:
+        """The checkpoint of S is on disk. Also when an earlier attempt says so late: S is the same."""
+        if self.ending is not None and self.ending.step >= 0:
+            return
+        existed = event.result.get("exists") == "1"
+        ending = Ending(
+            "exists" if existed else "dumped",
+            self.agreement.step,
+            EXIT_SAVED,
+            path=event.result.get("path", ""),
+            resume=event.result.get("resume", ""),
+        )
+        where = f" in {ending.path}" if ending.path else ""
+        self._desk.note(f"step {ending.step} {'was on disk already' if existed else 'is published'}{where}")
+        for attempt in self.attempts:
+            if attempt.publish is not None and attempt.publish.id == event.order:
+                attempt.cleared = True
+        self._end(ending)
+
+    def _end(self, ending: Ending) -> None:
+        self._pending = {}
+        if self.ending is None and self.attempts:
+            self._discard(self.attempts[-1])
+        self.ending = ending
+
+    def _discard(self, attempt: Attempt) -> None:
+        """Let what this attempt wrote be removed, by those who wrote: each does it after what it is still writing.
+
+        While a publication may still be running, only its publisher may touch the directory: anybody else could remove
+        files between its check and its rename.
+        """
+        if attempt.cleared:
+            return
+        attempt.cleared = True
+        publish = attempt.publish
+        running = publish is not None and self._desk.open(publish)
+        who = {publish.rank} if running and publish is not None else attempt.touched
+        for rank in sorted(who & self._roster.alive):
+            self._desk.issue(rank, OrderKind.DISCARD, {"directory": attempt.directory})

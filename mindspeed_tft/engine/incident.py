@@ -7,10 +7,26 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from mindspeed_tft.engine.words import some
+from mindspeed_tft.engine.words import count, some
 
 STAGES = ("detect", "stop", "decide", "finish", "stage", "write", "publish", "exit")
 _QUIET_LIMIT = 1000  # lines kept of a job without a fault; weeks of reconnects must not fill the memory
+
+
+EXIT_SAVED = 75  # the state is saved: start the job again and it goes on
+EXIT_UNSAVED = 76  # stopped without a new checkpoint
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an incident ends."""
+
+    outcome: str  # as in `Closed`
+    step: int  # the step that is saved, -1 if none
+    code: int  # exit code of the ranks
+    reason: str = ""  # why nothing was saved
+    path: str = ""
+    resume: str = ""
 
 
 @dataclass(frozen=True)
@@ -62,6 +78,17 @@ class Incident:
         """Faults in the order in which they were seen; what peers noticed counts only where nobody knows more."""
         told = [fault for fault in self.faults if fault.own] or self.faults
         return some((str(fault) for fault in told), separator="; then ") or "no fault"
+
+    def summary(self, ending: Ending, furthest: int) -> str:
+        """The last words to the user. `furthest`: the last step known to be complete on any rank."""
+        text = f"Training stopped: {self.what_happened()}. "
+        if ending.step < 0:
+            text += f"No new checkpoint was written: {ending.reason}. "
+            return text + "A restart begins from the last checkpoint that is on disk."
+        text += f"Step {ending.step} is saved" + (f" in {ending.path}" if ending.path else "")
+        text += " (it was on disk already)" if ending.outcome == "exists" else ""
+        text += f"; {count(max(0, furthest - ending.step), 'completed step')} lost."
+        return text + (f" Go on with: {ending.resume}" if ending.resume else "")
 
     def as_dict(self) -> dict[str, object]:
         return {

@@ -26,7 +26,7 @@ class PartPlan:
 
 @dataclass(frozen=True)
 class DumpPlan:
-    """A complete checkpoint of `step`. `finish`: ranks that have to complete their update before anything is written."""
+    """A complete checkpoint of `step`. `finish`: ranks that complete their update before anything is written."""
 
     step: int
     parts: tuple[PartPlan, ...]

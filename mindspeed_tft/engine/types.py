@@ -91,6 +91,7 @@ class RankLost(Event):
 
     rank: int
     message: str
+    pid: int = 0  # of the process that is gone; 0: unknown. A late word about an older process is told by it
 
 
 @dataclass(frozen=True)
@@ -125,10 +126,10 @@ class Tick(Event):
 
 
 class OrderKind(str, Enum):
-    FINISH_UPDATE = "finish_update"  # payload: step. Complete the local update of S without any collective
+    FINISH_UPDATE = "finish_update"  # payload: step. Complete the local update of S, no collective. Result: rng_end
     STAGE_SHARDS = "stage_shards"  # payload: step, directory, shards. Write own shards for a writer to read
     WRITE_PART = "write_part"  # payload: step, directory, part, sources (shard id -> "self" or "rank:<r>")
-    PUBLISH = "publish"  # payload: step, directory, parts. Manifest, rename, tracker
+    PUBLISH = "publish"  # payload: step, directory, parts. Manifest, rename, tracker. Result: path, resume, exists
     DISCARD = "discard"  # payload: directory. Remove what a failed attempt left behind
     EXIT = "exit"  # payload: code, summary
 
@@ -140,7 +141,10 @@ class Action:
 
 @dataclass(frozen=True)
 class Stop(Action):
-    """Tell these ranks to leave their collectives and report. `epoch` grows with every stop."""
+    """Tell these ranks to leave their collectives and report. `epoch` grows with every stop.
+
+    A rank that registers after a stop is told the same epoch again: who has heard it does nothing.
+    """
 
     epoch: int
     ranks: tuple[int, ...]
@@ -149,6 +153,8 @@ class Stop(Action):
 
 @dataclass(frozen=True)
 class Order(Action):
+    """An order to one rank. After a reconnect it may come again with the same id: carried out once, answered again."""
+
     id: int
     rank: int
     kind: OrderKind
@@ -183,3 +189,4 @@ class Deadlines:
     order: float
     dump: float
     exit: float
+    register: float = 300.0  # after the first rank registered; a warning only, that the job is not protected

@@ -42,7 +42,7 @@ IGNORED_ARGS: Mapping[str, str] = {
     "save_interval": "when checkpoints are written; a save changes no state",
     "load": "where this process started from",
     "iteration": "the iteration at which this process started; the checkpoint's own is compared beside args",
-    "num_floating_point_operations_so_far": "the count when this process started; the final one is compared beside args",
+    "num_floating_point_operations_so_far": "the count at that iteration; the checkpoint's own is compared as well",
     "exit_interval": "when a run is stopped on purpose",
     "rank": "who wrote the file: with replicas any holder may",
     "local_rank": "who wrote the file: with replicas any holder may",

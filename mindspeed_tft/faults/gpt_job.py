@@ -129,6 +129,7 @@ def datasets_provider(samples: Sequence[int], vp_stage: int | None = None) -> An
     }
     known = inspect.signature(GPTDatasetConfig).parameters
     config = GPTDatasetConfig(**{name: value for name, value in wanted.items() if name in known})
+
     def builds() -> bool:
         return _holds_data() and mpu.get_tensor_model_parallel_rank() == 0
 

@@ -99,9 +99,9 @@ LAUNCHERS: Mapping[str, Callable[[int, str, Sequence[str]], tuple[str, ...]]] = 
 
 
 def _launcher(launcher: str, world_size: int, module: str, arguments: Sequence[str]) -> tuple[str, ...]:
-    one_host = ("--nnodes", "1", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
-    size = ("--nproc-per-node", str(world_size), "--max-restarts", "0")
-    return (sys.executable, "-m", launcher, *one_host, *size, "-m", module, *arguments)
+    size = ("--nnodes", "1", "--nproc-per-node", str(world_size), "--max-restarts", "0")
+    one_host = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
+    return (sys.executable, "-m", launcher, *size, *one_host, "-m", module, *arguments)
 
 
 class _Steps:

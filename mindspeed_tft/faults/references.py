@@ -21,18 +21,25 @@ from typing import Any
 _ENTRY = "entry.json"
 
 
+class SourcesChanged(RuntimeError):
+    """What was just made cannot be said to belong to its key."""
+
+
 class ReferenceCache:
     """Directories by key, each of them complete or absent."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
 
-    def get(self, key: Mapping[str, Any], make: Callable[[Path], None]) -> tuple[Path, bool]:
+    def get(self, key: Callable[[], Mapping[str, Any]], make: Callable[[Path], None]) -> tuple[Path, bool]:
         """The entry of this key and whether it was there already; `make` fills a new one.
 
         Whatever `make` raises passes through, and nothing is kept then.
+
+        Raises:
+            SourcesChanged: the key is not the same any more after `make`.
         """
-        wanted = json.loads(json.dumps(key))
+        wanted = json.loads(json.dumps(key()))
         entry = self._directory / digest_of(wanted)
         if self._holds(entry, wanted):
             return entry, True
@@ -40,6 +47,8 @@ class ReferenceCache:
         fresh = Path(tempfile.mkdtemp(prefix="making-", dir=self._directory))
         try:
             make(fresh)
+            if json.loads(json.dumps(key())) != wanted:
+                raise SourcesChanged("Megatron or the program was edited while the unbroken run was made; run it again")
             (fresh / _ENTRY).write_text(json.dumps({"key": wanted, "files": _hashes(fresh)}, indent=1))
             _replace(fresh, entry)
         except BaseException:

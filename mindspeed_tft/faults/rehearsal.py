@@ -146,7 +146,7 @@ def megatron_sources(path: Path | None) -> tuple[Path, ...]:
     parts = tuple(root / part for root in roots for part in ("core", "training") if (root / part).is_dir())
     if {part.name for part in parts} != {"core", "training"}:
         where = f"--megatron {path}" if path is not None else "--megatron: none given, and the installed Megatron"
-        raise SpecError(f"{where}: holds no megatron/core and megatron/training; give the path of a Megatron-LM checkout")
+        raise SpecError(f"{where}: holds no megatron/core and megatron/training; give a Megatron-LM checkout")
     return parts
 
 
@@ -239,12 +239,12 @@ class Rehearsal:
             JobFailed: stock Megatron itself does not run here.
         """
         self._listener.stage("reference", "the same job unbroken, without the plugin", 1, self.plan.steps)
-        entry, kept = self._cache.get(self._reference_key(), self._make_reference)
+        entry, kept = self._cache.get(self._reference_key, self._make_reference)
         self._listener.done("taken from an earlier drill" if kept else "")
         return entry / "save"
 
     def broken(self) -> jobs.Ended:
-        """The job with the plugin and the faults. It is expected to end with a dump and an exit status that is not 0."""
+        """The job with the plugin and the faults: it should leave a dump and an exit status that is not 0."""
         plan = self.plan
         self._listener.stage("broken", f"with the plugin, {format_faults(plan.faults)}", 1, plan.step_at_fault)
         env = {

@@ -189,7 +189,8 @@ def _check_fault(preset: str, layout: Layout, fault: FaultSpec, steps: int) -> N
     kinds, phases = AVAILABLE_KINDS[preset], AVAILABLE_PHASES[preset]
     if fault.kind not in kinds:
         raise SpecError(
-            f"--fault {fault}: kind {fault.kind!r} is not available with preset {preset} yet; available: {' '.join(kinds)}"
+            f"--fault {fault}: kind {fault.kind!r} is not available with preset {preset} yet; "
+            f"available: {' '.join(kinds)}"
         )
     if fault.phase is not None and fault.phase not in phases:
         raise SpecError(

@@ -38,8 +38,8 @@ def versions() -> dict[str, str]:
 
 
 def as_dict(item: t.Event | t.Action) -> dict[str, Any]:
-    """The item with its kind, ready for JSON."""
-    return {"kind": type(item).__name__, **dataclasses.asdict(item)}
+    """The item with the name of its class, ready for JSON."""
+    return {"what": type(item).__name__, **dataclasses.asdict(item)}
 
 
 class Recorder:
@@ -80,11 +80,11 @@ class Recorder:
             self._epoch = action.epoch
         self._keep(at, action)
 
-    def close(self, closed: t.Closed, at: float) -> Path | None:
-        """Writes the incident; None when there was none, or when it could not be written."""
+    def close(self, closed: t.Closed, at: float, engine: dict[str, object]) -> Path | None:
+        """Writes the incident, with the engine's own view. None: there was none, or it could not be written."""
         if self._opened is None:
             return None
-        report = self._report(closed, at)
+        report = {**self._report(closed, at), "engine": engine}
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._opened + self._offset))
         path = self._directory / f"incident-{stamp}-{self._epoch}.json"
         self._reset()
@@ -160,7 +160,7 @@ class Recorder:
         found: list[dict[str, Any]] = []
         for when, item in self._items:
             if isinstance(item, t.Order):
-                entry: dict[str, Any] = {"t": round(when - t0, 6), **as_dict(item), "order": item.kind.value}
+                entry: dict[str, Any] = {"t": round(when - t0, 6), **as_dict(item)}
                 if item.id in done:
                     end, answer = done[item.id]
                     entry.update(seconds=round(end - when, 6), ok=answer.ok, message=answer.message)

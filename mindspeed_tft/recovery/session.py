@@ -23,6 +23,7 @@ from mindspeed_tft.recovery.record import SmallState, StepRecord
 
 log = logging.getLogger(__name__)
 
+DUMP_PREFIX = ".tft-dump-"  # hidden beside the checkpoints: no tool that lists them takes it for one
 EXIT_UNDECIDED = 77  # nobody decided within the deadline; the engine's own codes are 75 and 76
 
 
@@ -179,7 +180,7 @@ class Session:
         self.host.finish_update(record)
         if record.update is not Update.DONE:
             raise files.DumpError(f"the update of step {step} is {record.update.value}")
-        return {}
+        return {"rng_end": self.host.rng_digest(self.host.small_state(step))}
 
     def _state_of(self, step: int) -> SmallState:
         record = self.record
@@ -190,10 +191,11 @@ class Session:
         raise files.DumpError(f"cannot give step {step}: at step {record.step}, update {record.update.value}")
 
     def _directory(self, payload: dict[str, Any]) -> Path:
+        """The directory of an attempt. Orders come over a socket: they may only name a dump of ours inside --save."""
         name = str(payload["directory"])
-        if Path(name).name != name or name.startswith("."):
-            raise files.DumpError(f"{name!r} is not a plain directory name")
-        return self.host.save_directory() / f".{name}"
+        if Path(name).name != name or not name.startswith(DUMP_PREFIX):
+            raise files.DumpError(f"{name!r} is not the name of a dump directory ({DUMP_PREFIX}...)")
+        return self.host.save_directory() / name
 
     def _write_part(self, payload: dict[str, Any]) -> dict[str, str]:
         step, part, directory = int(payload["step"]), str(payload["part"]), self._directory(payload)

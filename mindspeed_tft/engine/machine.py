@@ -1,0 +1,432 @@
+"""The engine: the life of one job as a state machine. Events with timestamps go in, actions come out; nothing else.
+
+    STARTING -> TRAINING -> STOPPING -> (a dump: FINISHING, STAGING, WRITING, PUBLISHING) -> EXITING -> CLOSED
+
+Where a dump stands is `dump`'s affair, which step is saved `agreement`'s, who writes what `planning`'s. Here it is
+decided who is stopped, who is waited for, and with which words everybody leaves. See README.md beside this file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from enum import Enum
+from typing import Any
+
+from mindspeed_tft.engine.agreement import completed
+from mindspeed_tft.engine.desk import Desk, Payload
+from mindspeed_tft.engine.dump import Dump, Stage
+from mindspeed_tft.engine.incident import EXIT_UNSAVED, Ending, Fault
+from mindspeed_tft.engine.roster import Arrival, Roster
+from mindspeed_tft.engine.types import (
+    Action,
+    Closed,
+    Deadlines,
+    Event,
+    FaultSeen,
+    Heartbeat,
+    Order,
+    OrderDone,
+    OrderKind,
+    RankFinished,
+    RankLost,
+    RankReport,
+    Registered,
+    Reported,
+    Tick,
+)
+from mindspeed_tft.engine.words import count, ranks
+
+
+class State(str, Enum):
+    """Where the job stands."""
+
+    STARTING = "starting"  # not every rank has registered: there is no step that could be saved
+    TRAINING = "training"
+    STOPPING = "stopping"  # ranks leave their collectives and report
+    PLANNING = "planning"  # an attempt failed, the next tick plans again
+    FINISHING = "finishing"
+    STAGING = "staging"
+    WRITING = "writing"
+    PUBLISHING = "publishing"
+    EXITING = "exiting"
+    CLOSED = "closed"
+
+
+_OF_DUMP = {
+    Stage.DECIDE: State.PLANNING,
+    Stage.FINISH: State.FINISHING,
+    Stage.STAGE: State.STAGING,
+    Stage.WRITE: State.WRITING,
+    Stage.PUBLISH: State.PUBLISHING,
+}
+_STATE_BEARING = ("step", "commit", "update")  # what a rank may not say differently a second time
+
+
+class Engine:
+    """Decides for one job of `world_size` ranks. Not thread-safe; never blocks; reads no clock."""
+
+    def __init__(self, deadlines: Deadlines, world_size: int, *, epoch: int = 0, tag: str = "") -> None:
+        """
+        Args:
+            epoch: the last epoch that was used before this engine; its stops count on from there.
+            tag: makes the names of this job's dump directories different from those of another job.
+        """
+        self._deadlines = deadlines
+        self._desk = Desk()
+        self._desk.epoch = epoch
+        self._roster = Roster(world_size)
+        self._reports: dict[int, RankReport] = {}
+        self._silent: dict[int, str] = {}
+        self._awaited: set[int] = set()  # STOPPING: reports to come; EXITING: ranks to leave
+        self._furthest = 0  # the last step known to be complete somewhere
+        self._deadline = 0.0  # of STOPPING and of EXITING
+        self._first_registration: float | None = None
+        self._warned_of_missing = False
+        self._reason = ""  # of the stop
+        self._exits: dict[int, Order] = {}  # rank -> its order to leave
+        self._dump: Dump | None = None
+        self._ending: Ending | None = None
+        self._summary = ""
+        self._state = State.STARTING
+        self._directory = f".tft-dump-{tag + '-' if tag else ''}"  # a name inside `--save`
+        self._handlers: dict[type[Event], Callable[[Any], None]] = {
+            Registered: self._on_registered,
+            Heartbeat: self._on_heartbeat,
+            FaultSeen: self._on_fault,
+            RankLost: self._on_lost,
+            RankFinished: self._on_finished,
+            Reported: self._on_reported,
+            OrderDone: self._on_order_done,
+            Tick: self._on_tick,
+        }
+        self._desk.enter("start")
+
+    # ------------------------------------------------------------------------------------------------ what callers see
+
+    def handle(self, event: Event) -> list[Action]:
+        """What has to be done because of this event."""
+        self._desk.now = max(self._desk.now, event.at)
+        self._handlers[type(event)](event)
+        if self._dump is not None and self._dump.ending is not self._ending:
+            self._leave(self._dump.ending)
+        return self._desk.drain()
+
+    @property
+    def state(self) -> State:
+        if self._dump is not None and self._state is State.STOPPING:
+            return _OF_DUMP[self._dump.stage]
+        return self._state
+
+    @property
+    def step(self) -> int:
+        """S, once it is agreed; -1 before, and when no step is provable."""
+        return self._dump.agreement.step if self._dump is not None else -1
+
+    @property
+    def timings(self) -> dict[str, float]:
+        """Seconds spent in each stage so far."""
+        return dict(self._desk.incident.timings)
+
+    @property
+    def timeline(self) -> list[tuple[float, str, str]]:
+        """Everything noted so far: (at, stage, text)."""
+        return list(self._desk.incident.log)
+
+    def incident(self) -> dict[str, object]:
+        """All that is known, for the incident file: plain values only."""
+        roster, dump = self._roster, self._dump
+        ending = self._ending
+        return {
+            "state": self.state.value,
+            "world_size": roster.world_size,
+            "registered": len(roster.infos),
+            "epoch": self._desk.epoch,
+            "step": self.step,
+            "furthest_step": self._furthest,
+            "agreement": dump.agreement.reason if dump else "",
+            "impossible": {str(r): dump.agreement.offers[r].reason for r in dump.agreement.impossible} if dump else {},
+            "lost": {str(rank): message for rank, message in sorted(roster.lost.items())},
+            "silent": {str(rank): message for rank, message in sorted(self._silent.items())},
+            "finished": len(roster.finished),
+            "attempts": [attempt.as_dict() for attempt in dump.attempts] if dump else [],
+            "outcome": ending.outcome if ending else "",
+            "summary": self._summary,
+            **self._desk.incident.as_dict(),
+        }
+
+    # ------------------------------------------------------------------------------------------------ coming and going
+
+    def _on_registered(self, event: Registered) -> None:
+        info, rank = event.info, event.info.rank
+        arrival = self._roster.classify(info)
+        if arrival is Arrival.OUTSIDE:
+            self._desk.note(f"rank {rank} registered, but the job has {self._roster.world_size} ranks", warn=True)
+            return
+        if arrival is Arrival.NEWCOMER and rank in self._roster.alive:
+            self._lose(rank, f"another process (pid {info.pid} on {info.host}) registered in its place")
+        self._roster.enter(info, arrival, self._desk.now)
+        if self._state is State.STARTING:
+            self._count_registrations()
+        elif self._state is State.TRAINING:
+            self._desk.note(f"rank {rank} reconnected")
+        else:
+            self._greet(rank, arrival)
+
+    def _count_registrations(self) -> None:
+        if self._first_registration is None:
+            self._first_registration = self._desk.now
+            self._desk.note(f"waiting for {count(self._roster.world_size, 'rank')} to register")
+        if self._roster.complete:
+            self._state = State.TRAINING
+            self._desk.note(f"all {self._roster.world_size} ranks registered: protected from now on")
+            self._desk.enter("train")
+
+    def _greet(self, rank: int, arrival: Arrival) -> None:
+        """A rank registered after the stop: it must not stay behind in a collective, nor wait for a lost order."""
+        self._desk.note(f"rank {rank} registered after the stop ({arrival.value})")
+        self._desk.stop((rank,), self._reason)
+        if self._state is State.STOPPING and self._dump is not None:
+            self._dump.repeat(rank)
+        elif self._state in (State.EXITING, State.CLOSED):
+            old = self._exits.get(rank)
+            if old is not None and arrival is Arrival.AGAIN:
+                self._desk.put(old)
+                return
+            self._order_exit(rank)
+            if self._state is State.EXITING:
+                self._awaited.add(rank)
+
+    def _on_heartbeat(self, event: Heartbeat) -> None:
+        if event.rank not in self._roster.alive:
+            return
+        if self._roster.hear(event.rank, self._desk.now):
+            self._desk.note(f"rank {event.rank} is heard again")
+        self._furthest = max(self._furthest, event.step - 1)
+
+    def _on_finished(self, event: RankFinished) -> None:
+        rank, roster = event.rank, self._roster
+        if roster.newcomers.pop(rank, None) or rank not in roster or rank in roster.finished or rank in roster.lost:
+            self._left(rank)
+            return
+        roster.finish(rank)
+        if len(roster.finished) == roster.world_size and self._state in (State.STARTING, State.TRAINING):
+            self._desk.note("every rank finished training")
+            self._ending = Ending("finished", -1, 0)
+            self._summary = f"Training ended on {count(roster.world_size, 'rank')}."
+            self._close()
+        else:
+            self._gone(rank, "finished training")
+
+    def _on_lost(self, event: RankLost) -> None:
+        rank, roster = event.rank, self._roster
+        process = roster.process_of(rank)
+        if rank not in roster or self._state is State.CLOSED:
+            return
+        if event.pid and process is not None and event.pid != process.pid:
+            return  # the end of a process whose successor is here already
+        if rank in roster.newcomers:
+            del roster.newcomers[rank]
+            self._left(rank)
+        elif rank not in roster.lost and rank not in roster.finished:
+            self._lose(rank, event.message)
+
+    def _lose(self, rank: int, message: str) -> None:
+        last = self._roster.last_heard(rank)
+        self._roster.lose(rank, message)
+        if self._state is State.EXITING:  # it was told to leave: that is no fault
+            self._left(rank)
+            return
+        self._book_fault(Fault(self._desk.now, rank, "lost", message, own=True), last)
+        self._desk.note(f"rank {rank} lost: {message}", warn=True)
+        if self._state is State.STARTING:
+            self._abandon_start(f"rank {rank} lost: {message}")
+        elif self._state is State.TRAINING:
+            self._stop(f"rank {rank} lost: {message}")
+        else:
+            self._gone(rank, f"was lost: {message}")
+
+    def _gone(self, rank: int, why: str) -> None:
+        """A rank that took part in a stage does so no more."""
+        self._left(rank)
+        if self._state is State.STOPPING:
+            if self._dump is not None:
+                self._dump.gone(rank, why)
+            else:
+                self._decide_when_heard()
+
+    def _left(self, rank: int) -> None:
+        self._awaited.discard(rank)
+        if self._state is State.EXITING:
+            self._close_when_left()
+
+    # ------------------------------------------------------------------------------------------------ faults
+
+    def _on_fault(self, event: FaultSeen) -> None:
+        rank, roster = event.rank, self._roster
+        if rank not in roster or self._state is State.CLOSED or rank in roster.finished:
+            return
+        fault = Fault(self._desk.now, rank, event.kind, event.message, event.own)
+        if not self._book_fault(fault, self._roster.last_heard(rank)):
+            return
+        if event.own or self._state in (State.STARTING, State.TRAINING):  # thousands may notice the same loss
+            self._desk.note(str(fault) if event.own else f"{fault} (noticed, not its own)", warn=True)
+        if self._state is State.STARTING:
+            self._abandon_start(str(fault))
+        elif self._state is State.TRAINING:
+            self._stop(str(fault))
+        elif event.own and event.kind == "memory" and rank in self._reports:
+            self._distrust(rank, f"has a memory fault: {event.message}")
+
+    def _book_fault(self, fault: Fault, last_heard: float | None) -> bool:
+        incident = self._desk.incident
+        if not incident.faults and last_heard is not None:
+            incident.timings["detect"] = fault.at - last_heard  # at most: it was well when it was heard last
+        return incident.fault(fault)
+
+    def _distrust(self, rank: int, why: str) -> None:
+        if not self._reports[rank].trusted:
+            return
+        self._reports[rank] = replace(self._reports[rank], trusted=False)
+        self._desk.note(f"rank {rank} is no source from now on: it {why}", warn=True)
+        if self._dump is not None and self._state is State.STOPPING:
+            self._dump.distrust(rank, why)
+
+    def _stop(self, reason: str) -> None:
+        """The first fault: everybody leaves what it is doing, at once."""
+        self._desk.epoch += 1
+        self._reason = reason
+        self._state = State.STOPPING
+        self._desk.enter("stop")
+        self._awaited = self._roster.alive - self._reports.keys()
+        self._deadline = self._desk.now + self._deadlines.stop
+        told = self._roster.told
+        self._desk.note(f"stopping {count(len(told), 'rank')}: {reason}")
+        self._desk.stop(told, reason)
+        self._decide_when_heard()
+
+    def _abandon_start(self, reason: str) -> None:
+        """A fault before every rank had registered: there is no step to save, and nobody may wait for the others."""
+        self._desk.epoch += 1
+        self._reason = reason
+        self._desk.enter("stop")
+        self._desk.note(f"the job did not start: {reason}")
+        self._desk.stop(self._roster.told, reason)
+        self._leave(Ending("failed", -1, EXIT_UNSAVED, "the job had not started training, there is no step to save"))
+
+    # ------------------------------------------------------------------------------------------------ reports
+
+    def _on_reported(self, event: Reported) -> None:
+        report = event.report
+        rank = report.rank
+        if rank not in self._roster.infos or rank in self._roster.newcomers or rank in self._roster.finished:
+            return
+        if self._state in (State.EXITING, State.CLOSED):
+            return
+        if rank in self._reports:
+            self._compare(self._reports[rank], report)
+            return
+        self._reports[rank] = report
+        self._furthest = max(self._furthest, completed(report) if report.trusted else 0)
+        if report.fault:
+            self._book_fault(Fault(self._desk.now, rank, "stopped", report.fault, own=True), None)
+        if self._state is State.STARTING:
+            self._abandon_start(f"rank {rank} stopped: {report.fault or 'no reason given'}")
+        elif self._state is State.TRAINING:
+            self._stop(f"rank {rank} stopped: {report.fault or 'no reason given'}")
+        elif self._dump is None:
+            self._awaited.discard(rank)
+            self._decide_when_heard()
+        elif self._silent.pop(rank, None):
+            self._desk.note(f"rank {rank} reported late: it can take part in the next attempt")
+
+    def _compare(self, old: RankReport, new: RankReport) -> None:
+        """A second report. Word for word the same, or explained by an order, it says nothing new."""
+        if not new.trusted:
+            self._distrust(new.rank, f"says that its memory may be damaged: {new.fault}")
+        elif self._dump is None and any(getattr(old, name) != getattr(new, name) for name in _STATE_BEARING):
+            self._distrust(new.rank, f"reported twice, and differently: step {old.step}, then step {new.step}")
+
+    def _decide_when_heard(self) -> None:
+        if not self._awaited and self._dump is None:
+            self._decide()
+
+    def _decide(self) -> None:
+        late = f"did not report within {self._deadlines.stop:g} s of the stop"
+        self._silent.update(dict.fromkeys(self._awaited, late))
+        self._awaited = set()
+        self._dump = Dump(self._desk, self._roster, self._deadlines, self._reports, self._silent, self._directory)
+        self._dump.begin()
+
+    # ------------------------------------------------------------------------------------------------ orders and time
+
+    def _on_order_done(self, event: OrderDone) -> None:
+        order = self._desk.take(event)
+        if order is None or self._state is State.CLOSED:
+            return
+        if order.kind is OrderKind.EXIT:
+            self._left(order.rank)
+        elif self._dump is not None:
+            self._dump.done(order, event)
+
+    def _on_tick(self, event: Tick) -> None:
+        if self._state is State.STOPPING and self._dump is not None:
+            self._dump.tick()
+        elif self._state is State.STOPPING and self._desk.now >= self._deadline:
+            self._decide()
+        elif self._state is State.EXITING and self._desk.now >= self._deadline:
+            self._desk.note(f"{self._absent()} did not leave within {self._deadlines.exit:g} s", warn=True)
+            self._close()
+        if self._state not in (State.EXITING, State.CLOSED):
+            self._warn_of_silence()
+
+    def _warn_of_silence(self) -> None:
+        limit = self._deadlines.heartbeat_lost
+        if quiet := self._roster.newly_quiet(self._desk.now - limit):
+            self._desk.note(f"no heartbeat for {limit:g} s from {ranks(quiet)}", warn=True)
+        begun, patience = self._first_registration, self._deadlines.register
+        waiting = self._state is State.STARTING and begun is not None and not self._warned_of_missing
+        if waiting and begun is not None and self._desk.now - begun >= patience:
+            self._warned_of_missing = True
+            missing = ranks(self._roster.missing())
+            self._desk.note(f"not protected: {missing} did not register within {patience:g} s", warn=True)
+
+    # ------------------------------------------------------------------------------------------------ the end
+
+    def _leave(self, ending: Ending | None) -> None:
+        """Everybody exits with the same words. A second ending corrects the words that are said at the close."""
+        first = self._ending is None
+        self._ending = ending
+        if ending is None:
+            return
+        self._summary = self._desk.incident.summary(ending, self._furthest)
+        if not first:
+            return
+        self._state = State.EXITING
+        self._desk.enter("exit")
+        self._deadline = self._desk.now + self._deadlines.exit
+        self._desk.note(f"exit {ending.code}: {self._summary}")
+        self._awaited = set(self._roster.told)
+        for rank in self._roster.told:
+            self._order_exit(rank)
+        self._close_when_left()
+
+    def _order_exit(self, rank: int) -> None:
+        assert self._ending is not None
+        payload: Payload = {"code": self._ending.code, "summary": self._summary}
+        self._exits[rank] = self._desk.issue(rank, OrderKind.EXIT, payload)
+
+    def _absent(self) -> str:
+        unknown = self._roster.missing() if not self._roster.accounted else []
+        return ranks(self._awaited.union(unknown))
+
+    def _close_when_left(self) -> None:
+        if not self._awaited and self._roster.accounted:
+            self._close()
+
+    def _close(self) -> None:
+        assert self._ending is not None
+        self._state = State.CLOSED
+        self._desk.enter("closed")
+        self._desk.note(f"closed: {self._ending.outcome}")
+        self._desk.put(Closed(self._ending.outcome, self._ending.step, self._summary))

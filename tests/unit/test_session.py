@@ -1,0 +1,268 @@
+"""A rank's part in a recovery, with a toy framework: what it reports, what it writes, when it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mindspeed_tft.engine.types import Commit, Deadlines, Order, OrderKind, RankInfo, RankReport, Update
+from mindspeed_tft.groups import CommunicationAborted
+from mindspeed_tft.recovery import files
+from mindspeed_tft.recovery import session as session_module
+from mindspeed_tft.recovery.record import SmallState, StepRecord
+from mindspeed_tft.recovery.session import EXIT_UNDECIDED, Session
+
+DEADLINES = Deadlines(heartbeat=0.1, heartbeat_lost=0.2, stop=0.5, order=1, dump=1, exit=0.5)
+
+
+class Left(BaseException):
+    """Stands for the end of the process."""
+
+
+class ToyHost:
+    """A framework with one optimizer whose shard is a number: the step it is of."""
+
+    def __init__(self, save: Path) -> None:
+        self.save, self.weights, self.rng_draws, self.abort_commit = save, 0, 0, False
+
+    def info(self) -> RankInfo:
+        return RankInfo(0, "host", 1, "tp0-pp0", 0, ("tp0-pp0/dense/0",))
+
+    def save_directory(self) -> Path:
+        return self.save
+
+    def commit(self, step: int) -> None:
+        if self.abort_commit:
+            raise CommunicationAborted("peer gone")
+
+    def small_state(self, step: int) -> SmallState:
+        return SmallState(step, {"draws": self.rng_draws}, {}, {"num_steps": step}, [], 0.0)
+
+    def small_state_after(self, record: StepRecord) -> SmallState:
+        return self.small_state(record.step)
+
+    def rng_digest(self, state: SmallState) -> str:
+        return f"draws={state.rng['draws']}"
+
+    def finish_update(self, record: StepRecord) -> None:
+        if record.skipped:
+            return
+        self.weights = record.step
+        record.updates[0] = Update.DONE
+
+    def stage_shards(self, shards: list[str], directory: Path) -> dict[str, str]:
+        return {shard: "sha" for shard in shards}
+
+    def write_part(self, state: SmallState, part: str, sources: dict[str, str], directory: Path) -> dict[Path, str]:
+        path = self.checkpoint_directory(directory, state.step) / "model.pt"
+        return {path: files.write_verified(path, lambda file: file.write(f"{self.weights}:{state.rng}".encode()))}
+
+    def checkpoint_directory(self, base: Path, step: int) -> Path:
+        return base / f"iter_{step:07d}"
+
+    def tracker(self, base: Path) -> Path:
+        return base / "latest.txt"
+
+
+class ToyLink:
+    """The processor's end, without a network: orders are put in, what is said is kept."""
+
+    def __init__(self) -> None:
+        self.step, self.phase, self.connected, self.stop_epoch = 0, "", True, 0
+        self.orders: list[Order] = []
+        self.said: list[tuple[Any, ...]] = []
+        self.reports: list[RankReport] = []
+
+    @property
+    def stopping(self) -> bool:
+        return self.stop_epoch > 0
+
+    def fault(self, kind: str, message: str, own: bool) -> None:
+        self.said.append(("fault", kind, own))
+        self.stop_epoch = 1
+
+    def report(self, report: RankReport) -> None:
+        self.reports.append(report)
+
+    def next_order(self, timeout: float) -> Order | None:
+        return self.orders.pop(0) if self.orders else None
+
+    def order_done(self, order_id: int, ok: bool, message: str = "", result: dict[str, str] | None = None) -> None:
+        self.said.append(("done", order_id, ok, message, result or {}))
+
+    def wait_stop(self, timeout: float, after: int = 0) -> bool:
+        return True
+
+    def close(self, timeout: float = 5.0) -> None:
+        self.said.append(("close",))
+
+
+@pytest.fixture
+def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Session, ToyHost, ToyLink]]:
+    host, link = ToyHost(tmp_path), ToyLink()
+
+    def leave(code: int) -> None:
+        raise Left(code)
+
+    monkeypatch.setattr(session_module.os, "_exit", leave)
+    yield Session(host, link, DEADLINES, resume=lambda step: f"resume at {step}"), host, link
+
+
+def compute(session: Session, host: ToyHost, step: int, until: str = "end") -> None:
+    """Go through one step as Megatron would, up to a phase."""
+    session.step_begin(step, 1)
+    host.rng_draws += 1
+    if until == "forward":
+        return
+    session.commit()
+    if until == "commit":
+        return
+    session.update_begin(0)
+    if until == "update":
+        return
+    host.weights = step
+    session.update_end(0)
+    if until == "gather":
+        return
+    session.step_end()
+
+
+def ordered(kind: OrderKind, number: int, **payload: Any) -> Order:
+    return Order(number, 0, kind, payload)
+
+
+def dump_orders(step: int) -> list[Order]:
+    return [
+        ordered(OrderKind.WRITE_PART, 1, step=step, directory=".tft-dump-a", part="tp0-pp0", sources={"x": "self"}),
+        ordered(OrderKind.PUBLISH, 2, step=step, directory=".tft-dump-a", parts=["tp0-pp0"]),
+        ordered(OrderKind.EXIT, 3, code=75, summary="saved"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("until", "commit", "update"),
+    [
+        ("forward", Commit.NONE, Update.UNTOUCHED),
+        ("commit", Commit.PASSED, Update.UNTOUCHED),
+        ("update", Commit.PASSED, Update.DIRTY),
+        ("gather", Commit.PASSED, Update.DONE),
+        ("end", Commit.PASSED, Update.DONE),
+    ],
+)
+def test_the_report_says_where_the_rank_stands(
+    made: tuple[Session, ToyHost, ToyLink], until: str, commit: Commit, update: Update
+) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, until)
+    session.report()
+    report = link.reports[-1]
+    assert (report.step, report.commit, report.update) == (2, commit, update)
+    assert report.rng_start == "draws=1"
+    assert report.rng_end == ("" if until == "forward" else "draws=2")
+
+
+def test_a_broken_step_is_left_behind(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "forward")
+    link.orders = dump_orders(1)
+    with pytest.raises(Left) as left:
+        session.recover(CommunicationAborted("peer gone"))
+    assert left.value.args == (75,)
+    assert ("fault", "peer", False) in link.said
+    assert (host.save / "iter_0000001" / "model.pt").read_text() == "1:{'draws': 1}"
+    assert (host.save / "latest.txt").read_text() == "1"
+    assert ("done", 2, True, "", {"path": str(host.save / "iter_0000001"), "resume": "resume at 1"}) in link.said
+
+
+def test_a_rank_held_at_the_commit_finishes_the_step(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    host.abort_commit = True
+    with pytest.raises(CommunicationAborted) as caught:
+        compute(session, host, 2, "commit")
+    assert session.record.commit is Commit.ENTERED
+    link.orders = [ordered(OrderKind.FINISH_UPDATE, 9, step=2), *dump_orders(2)]
+    with pytest.raises(Left):
+        session.recover(caught.value)
+    assert (host.save / "iter_0000002" / "model.pt").read_text() == "2:{'draws': 2}"
+
+
+def test_a_dirty_shard_is_never_written(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "update")
+    link.orders = [*dump_orders(1)[:1], *dump_orders(2)[:1], ordered(OrderKind.EXIT, 3, code=76, summary="")]
+    with pytest.raises(Left):
+        session.recover(RuntimeError("the user's bug"))
+    assert ("fault", "exception", True) in link.said and link.reports[-1].fault == "RuntimeError: the user's bug"
+    outcomes = [entry for entry in link.said if entry[0] == "done" and entry[1] == 1]
+    assert [ok for _, _, ok, _, _ in outcomes] == [False, False]
+    assert not list(host.save.glob("iter_*"))
+
+
+def test_finishing_a_step_whose_gradients_were_not_final_is_refused(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "forward")
+    link.orders = [ordered(OrderKind.FINISH_UPDATE, 1, step=2), ordered(OrderKind.EXIT, 2, code=76, summary="")]
+    with pytest.raises(Left):
+        session.recover(CommunicationAborted("x"))
+    assert [entry[2] for entry in link.said if entry[:2] == ("done", 1)] == [False]
+    assert host.weights == 1
+
+
+def test_a_skipped_step_counts_once_it_is_committed(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    session.step_begin(2, 1)
+    session.commit(skipped=True)
+    assert session.record.update is Update.DONE
+    link.orders = dump_orders(2)
+    with pytest.raises(Left):
+        session.recover(CommunicationAborted("x"))
+    assert (host.save / "iter_0000002" / "model.pt").read_text().startswith("1:")
+
+
+def test_a_checkpoint_that_exists_is_not_written_again(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    existing = host.save / "iter_0000001" / "model.pt"
+    existing.parent.mkdir()
+    existing.write_text("Megatron's own")
+    (host.save / "latest.txt").write_text("1")
+    link.orders = dump_orders(1)
+    with pytest.raises(Left):
+        session.recover(CommunicationAborted("x"))
+    assert existing.read_text() == "Megatron's own"
+    published = next(entry for entry in link.said if entry[:2] == ("done", 2))
+    assert published[2] and published[4]["exists"] == "1"
+
+
+def test_without_a_controller_the_exception_is_the_users_own(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1, "forward")
+    link.connected = False
+    with pytest.raises(ZeroDivisionError):
+        session.recover(ZeroDivisionError())
+
+
+def test_nobody_waits_for_ever(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    with pytest.raises(Left) as left:
+        session.recover(CommunicationAborted("x"))
+    assert left.value.args == (EXIT_UNDECIDED,)
+
+
+def test_a_directory_outside_the_save_directory_is_refused(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    link.orders = [ordered(OrderKind.DISCARD, 1, directory="../x"), ordered(OrderKind.EXIT, 2, code=76, summary="")]
+    with pytest.raises(Left):
+        session.recover(CommunicationAborted("x"))
+    assert [entry[2] for entry in link.said if entry[:2] == ("done", 1)] == [False]
