@@ -36,7 +36,7 @@ test-full: venv  ## run all tests
 lint: venv  ## ruff: style and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
-types: venv  ## mypy --strict on the package
+types: venv  ## mypy --strict on the package (patches and configs included)
 	@$(BIN)/python scripts/check_types.py
 
 clean:  ## remove .venv, caches and build folders

@@ -3,6 +3,7 @@
 torchrun --nproc-per-node 4 examples/pretrain_gpt.py --enable-high-availability ... (see pretrain_gpt_cpu.sh)
 """
 
+# isort: off
 import torch  # noqa: F401
 import mindspeed_tft.adaptor  # noqa: F401  # before megatron; after mindspeed.megatron_adaptor, where MindSpeed is used
 

@@ -652,7 +652,7 @@ class Registry:
             for entry in entries:
                 entry.active, entry.undone, entry.conflict = True, False, ""
                 self._watch(entry)
-            self._settle()
+            self._settle(quiet=True)
             problems = self._problems(entries, waiting=False)
             if problems:
                 refusal = self._refusal(group, problems)
@@ -671,7 +671,7 @@ class Registry:
             idle = [entry for entry in entries if not entry.active]
             if idle:
                 raise PatchError(f"patch group {group!r} is not active. Call activate({group!r}) before verify.")
-            self._settle()
+            self._settle(quiet=True)
             if not self._peels:
                 self._fasten(self._slots)
             problems = self._problems(entries, waiting=True)
@@ -784,8 +784,11 @@ class Registry:
             return False
         return name in self._arriving or not getattr(getattr(module, "__spec__", None), "_initializing", False)
 
-    def _settle(self) -> None:
-        """Apply all that can be applied now. Raises nothing: it runs inside other people's imports."""
+    def _settle(self, *, quiet: bool = False) -> None:
+        """Apply all that can be applied now. Raises nothing: it runs inside other people's imports.
+
+        `quiet`: the caller raises what does not fit.
+        """
         if self._peels:
             return
         self._stragglers = {name for name in self._stragglers if not self._ready(name)}
@@ -793,7 +796,7 @@ class Registry:
             if entry.active:
                 before = entry.reason
                 self._place(entry)
-                if entry.final and entry.reason != before:
+                if entry.final and entry.reason != before and not quiet:
                     level = logging.ERROR if entry.missing == "error" and not entry.one_of else logging.DEBUG
                     LOG.log(level, "patch of %s (%s) does not apply: %s", entry.name, entry.origin, entry.reason)
 

@@ -129,11 +129,12 @@ def _catch_signals(current: Session) -> None:
 
 
 def _catch_uncaught(current: Session) -> None:
-    """Faults outside the training loop (the last save, an evaluation after it) reach the interpreter's own hook."""
+    """Faults outside the training loop (building the model, the last save) reach the interpreter's own hook."""
     previous = sys.excepthook
 
     def handle(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
-        if current.link.connected and current.record.step > 0:
+        atexit.unregister(_goodbye)  # this is no ordinary end: the others must not wait for this rank
+        if current.link.connected:
             current.recover(exc)
         previous(kind, exc, trace)
 

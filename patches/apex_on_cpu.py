@@ -1,9 +1,9 @@
 """apex's Adam, as far as Megatron needs it on a CPU.
 
-Megatron's distributed optimizer saves and loads the state of apex's (and TransformerEngine's) FusedAdam: the step is kept
-in the parameter group, and a parameter's state is its two moments alone. With torch's AdamW, which keeps a step for each
-parameter, it writes `--ckpt-format torch` checkpoints that it cannot load again. Only `megatron_on_cpu` uses this module,
-and only where neither library is installed.
+Megatron's distributed optimizer saves and loads the state of apex's (and TransformerEngine's) FusedAdam: the step is
+kept in the parameter group, and a parameter's state is its two moments alone. With torch's AdamW, which keeps a step
+for each parameter, it writes `--ckpt-format torch` checkpoints that it cannot load again. Only `megatron_on_cpu` uses
+this module, and only where apex is not installed.
 """
 
 from __future__ import annotations
@@ -38,13 +38,17 @@ class FusedAdam(torch.optim.Optimizer):
         if wanted:
             raise ValueError(f"on a CPU FusedAdam cannot do {', '.join(wanted)}: remove the flag that asks for it")
         self.adam_w_mode = adam_w_mode
-        super().__init__(
-            params,
-            {"lr": lr, "bias_correction": bias_correction, "betas": betas, "eps": eps, "weight_decay": weight_decay},
-        )
+        defaults = {
+            "lr": lr,
+            "bias_correction": bias_correction,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+        }
+        super().__init__(params, defaults)
 
     @torch.no_grad()
-    def step(self, closure: Callable[[], Any] | None = None) -> Any:  # type: ignore[override]
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
         loss = None
         if closure is not None:
             with torch.enable_grad():

@@ -1,9 +1,9 @@
 """What Megatron itself needs in order to run on a plain CPU, once torch's CUDA names mean the CPU.
 
-Each entry of `_HOOKS` and `_STAND_INS` names one module of Megatron, the releases that need it, and why; it takes effect
-when that module is imported, so that installing imports no Megatron. Nothing here has to do with fault tolerance: a run
-without the plugin uses it as well (`mindspeed_tft.on_cpu`). It is not undone: Megatron is not used otherwise in a process
-that has no device.
+Each entry of `_HOOKS` and `_STAND_INS` names one module of Megatron, the releases that need it, and why; it takes
+effect when that module is imported, so that installing imports no Megatron. Nothing here has to do with fault
+tolerance: a run without the plugin uses it as well (`mindspeed_tft.on_cpu`). It is not undone: Megatron is not used
+otherwise in a process that has no device.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def install() -> None:
 
 
 def _dataset_helpers(module: Any) -> None:
-    """All releases: the first rank runs make for helpers.cpp at every start, which the wheels do not allow (no Makefile).
+    """All releases: the first rank runs make for helpers.cpp at every start, and the wheels ship no Makefile for it.
 
     The compiled module is made once, at set-up.
     """

@@ -43,10 +43,7 @@ def command() -> None:
             report = rehearse(plan, work, cache, listener)
         control = run_control(report, work)
     console.print(table_of(report, control))
-    if control is None:
-        drill.show(report, console, kept=False)
-    for reason in report.reasons:
-        console.print(f"  {reason}", markup=False, highlight=False)
+    drill.explain(report, console)
     raise typer.Exit(exit_status(report, control))
 
 

@@ -178,13 +178,18 @@ def write_json(report: Report, file: Path, kept: bool) -> None:
 def show(report: Report, console: Console, kept: bool) -> None:
     """Print the report as a table, with what explains it below."""
     console.print(table_of(report, kept))
+    explain(report, console)
+
+
+def explain(report: Report, console: Console) -> None:
+    """Print why the verdict is not a better one."""
     for reason in report.reasons:
-        console.print(f"  {reason}", markup=False, highlight=False)
+        console.print(f"  {reason}", markup=False, highlight=False, soft_wrap=True)
     for note in report.notes:
-        console.print(f"  note: {note}", markup=False, highlight=False)
+        console.print(f"  note: {note}", markup=False, highlight=False, soft_wrap=True)
     if report.tail:
         console.print(f"the end of {report.logs[-1].name}:", highlight=False)
-        console.print(report.tail, markup=False, highlight=False)
+        console.print(report.tail, markup=False, highlight=False, soft_wrap=True)
 
 
 def table_of(report: Report, kept: bool) -> Table:

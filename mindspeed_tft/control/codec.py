@@ -126,9 +126,9 @@ def speaker(event: t.Event) -> int:
     raise WireError(f"{type(event).__name__} is about no rank")
 
 
-def lost_to_wire(event: t.RankLost, session: str) -> wire.FromRank:
-    """What a relay says of a rank that cannot speak any more."""
-    body = wire.RankLost(rank=event.rank, message=clean(event.message), pid=event.pid)
+def lost_to_wire(event: t.RankLost, session: str, info: wire.RankInfo | None = None) -> wire.FromRank:
+    """What a relay says of a rank that cannot speak any more; `info` as it had registered."""
+    body = wire.RankLost(rank=event.rank, message=clean(event.message), pid=event.pid, info=info)
     return wire.FromRank(rank=event.rank, session=session, lost=body)
 
 

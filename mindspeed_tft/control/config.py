@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import secrets
+import socket
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -133,10 +134,27 @@ def check_private(directory: Path) -> None:
 
 def leave(path: Path) -> None:
     """Removes the meeting directory of a socket's path when the last process leaves it."""
+    address_file = path.parent / ADDRESS_FILE
     with contextlib.suppress(FileNotFoundError):
-        (path.parent / ADDRESS_FILE).unlink()
+        controller = Path(address_file.read_text().removeprefix("unix:"))
+        if controller.parent == path.parent and not _listens(controller):
+            controller.unlink()  # of a controller that was killed
+    with contextlib.suppress(FileNotFoundError):
+        address_file.unlink()
     with contextlib.suppress(OSError):  # not empty: somebody else is still there, and will do it
         path.parent.rmdir()
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(1.0)
+        try:
+            probe.connect(str(path))
+        except (ConnectionRefusedError, FileNotFoundError):
+            return False
+        except OSError:
+            return True  # it is there, and slow
+    return True
 
 
 def write_private(path: Path, text: str) -> None:

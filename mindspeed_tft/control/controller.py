@@ -23,7 +23,7 @@ from typing import Protocol
 import grpc
 import grpc.aio
 
-from mindspeed_tft.control import codec, pids, tls
+from mindspeed_tft.control import codec, pids, tasks, tls
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.config import ControlConfig, ControlRefused
 from mindspeed_tft.control.uplink import METHOD, OPTIONS
@@ -263,8 +263,8 @@ class Controller:
             log.warning("host %s does not follow the protocol: %s", link.hello.host, error)
             raise
         finally:
-            writer.cancel()
             self._left(link, silent)
+            await tasks.end([writer])
 
     def _refusal(self, first: object, context: grpc.aio.ServicerContext[wire.HostSays, wire.HostOrders]) -> str:
         """Why this peer may not come in, or nothing."""
@@ -305,24 +305,29 @@ class Controller:
     def _hear(self, link: HostLink, message: wire.HostSays) -> None:
         for word in message.ranks:
             kind = word.WhichOneof("body")
+            if not 0 <= word.rank < self._config.world_size:
+                raise codec.WireError(f"rank {word.rank} in a job of {self._config.world_size}")
             if kind == "lost":
-                self._hear_lost(word)
+                self._hear_lost(link, word)
             elif kind == "says":
                 self._hear_rank(link, word)
             else:
                 raise codec.WireError("a relay passed on nothing")
         link.bye = message.bye
 
-    def _hear_lost(self, word: wire.FromRank) -> None:
+    def _hear_lost(self, link: HostLink, word: wire.FromRank) -> None:
         seat = self._seats.get(word.rank)
-        if seat is None or seat.session != word.session or seat.gone:
-            return  # heard before, or a life that was over when we came
+        if seat is None:  # it lived and died while there was no controller to hear it
+            info = codec.info_from_wire(word.lost.info)
+            seat = self._seat(link, word, t.Registered(time.monotonic(), info))
+        if seat.session != word.session or seat.gone:
+            return  # heard before, or of an earlier life
         seat.gone = True
         self._feed(codec.lost_from_wire(word, time.monotonic()))
 
     def _hear_rank(self, link: HostLink, word: wire.FromRank) -> None:
         event = codec.event_from_wire(word.says, time.monotonic())
-        if codec.speaker(event) != word.rank or not 0 <= word.rank < self._config.world_size:
+        if codec.speaker(event) != word.rank:
             raise codec.WireError(f"word of rank {codec.speaker(event)} under the name of rank {word.rank}")
         seat = self._seats.get(word.rank)
         if isinstance(event, t.Registered):
@@ -338,13 +343,14 @@ class Controller:
             seat.gone = True
         self._feed(event)
 
-    def _seat(self, link: HostLink, word: wire.FromRank, event: t.Registered) -> None:
+    def _seat(self, link: HostLink, word: wire.FromRank, event: t.Registered) -> Seat:
         seat = self._seats.get(word.rank)
         if seat is None or seat.session != word.session:
             seat = self._seats[word.rank] = Seat(word.session, link)
         seat.host, seat.gone = link, False
         link.ranks.add(word.rank)
         self._feed(event)  # the engine says again what this rank may have missed
+        return seat
 
     def _tell(self, rank: int, message: wire.HostOrders) -> None:
         seat = self._seats.get(rank)

@@ -337,10 +337,8 @@ class Processor:
                 self._known_orders.add(order.id)
                 self._orders.put(order)
         elif kind == "resync":
-            assert self._info is not None
             with self._lock:
                 self._outbox.clear()
-                self._outbox.append(codec.hello(self._session, self._info))
                 self._outbox.extend(self._remembered)
         elif kind == "goodbye_seen":
             with self._lock:

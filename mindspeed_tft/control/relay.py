@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mindspeed_tft.control import codec, pids
+from mindspeed_tft.control import codec, pids, tasks
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.config import leave
 from mindspeed_tft.control.framing import MAX_FRAME, FrameError, FrameReader, pack
@@ -40,6 +40,7 @@ class RankLink:
     out: bytearray = field(default_factory=bytearray)
     rank: int = -1  # -1 until it said hello
     session: str = ""
+    hello: wire.RankSays = field(default_factory=wire.RankSays)
     goodbye: bool = False
     open: bool = True
     beat: wire.RankSays | None = None  # latest heartbeat that was not passed on
@@ -73,19 +74,17 @@ class Relay:
         """Serves until every rank that came has gone and the controller knows it."""
         self._listener.setblocking(False)
         self._listen()
-        tasks = [asyncio.ensure_future(self._up.run()), asyncio.ensure_future(self._beats())]
+        running = [asyncio.ensure_future(self._up.run()), asyncio.ensure_future(self._beats())]
         try:
-            await self._until_empty(tasks)
+            await self._until_empty(running)
         finally:
             self._close_listener()
             for link in list(self._links):
                 self._close(link)
-            await self._farewell(tasks[0])
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # errors came out of _until_empty
+            await self._farewell(running[0])
+            await tasks.end(running)
 
-    async def _until_empty(self, tasks: Sequence[asyncio.Future[None]]) -> None:
+    async def _until_empty(self, running: Sequence[asyncio.Future[None]]) -> None:
         end = self._loop.time() + self._start
         while not (self._ever and not self._ranks):
             if not self._ever and self._loop.time() > end:
@@ -94,7 +93,7 @@ class Relay:
             self._changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):  # then look again at the clock
                 await asyncio.wait_for(self._changed.wait(), self._deadlines.heartbeat)
-            for task in tasks:
+            for task in running:
                 if task.done():
                     task.result()
 
@@ -125,7 +124,7 @@ class Relay:
             batch = wire.HostSays()
             for link in list(self._links):
                 if link.beat is not None and not link.goodbye:
-                    batch.ranks.append(wire.FromRank(rank=link.rank, session=link.session, says=link.beat))
+                    batch.ranks.append(self._from(link, link.beat))
                     link.beat = None
                 if link.open and link.rank >= 0 and not link.out:  # a rank that does not read gets no pile of beats
                     self._send(link, beat)
@@ -226,7 +225,9 @@ class Relay:
             del self._ranks[link.rank]
             if not link.goodbye:
                 message = f"rank {link.rank} (process {link.pid}): {why}"
-                gone = codec.lost_to_wire(RankLost(0.0, link.rank, message, link.pid), link.session)
+                gone = codec.lost_to_wire(
+                    RankLost(0.0, link.rank, message, link.pid), link.session, link.hello.hello.info
+                )
                 self._gone[link.rank] = gone
                 self._up.put(wire.HostSays(ranks=[gone]))
             self._changed.set()
@@ -263,7 +264,7 @@ class Relay:
             self._close(old)
             self._remove(old, "another process took its place")
         fresh = link.rank < 0
-        link.rank, link.session = rank, says.hello.session
+        link.rank, link.session, link.hello = rank, says.hello.session, says
         self._ranks[rank] = link
         self._gone.pop(rank, None)
         self._ever = True
@@ -272,7 +273,11 @@ class Relay:
             self._send(link, wire.HostOrders(welcome=wire.Welcome(protected=self._up.up)))
 
     def _pass_on(self, link: RankLink, says: wire.RankSays) -> None:
-        self._up.put(wire.HostSays(ranks=[wire.FromRank(rank=link.rank, session=link.session, says=says)]))
+        self._up.put(wire.HostSays(ranks=[self._from(link, says)]))
+
+    @staticmethod
+    def _from(link: RankLink, says: wire.RankSays) -> wire.FromRank:
+        return wire.FromRank(rank=link.rank, session=link.session, says=says)
 
     def _send(self, link: RankLink, message: wire.HostOrders) -> None:
         if not link.open:
@@ -303,8 +308,10 @@ class Relay:
             log.warning("the controller is back, fault tolerance is on again")
         self._warned = False
         self._down_reason = ""
-        for gone in self._gone.values():
-            self._up.put(wire.HostSays(ranks=[gone]))
+        # Who is here and who was comes first: nobody may die without the controller knowing that he lived.
+        words = [*self._gone.values()]
+        words += [self._from(link, link.hello) for link in self._ranks.values()]
+        self._up.put(wire.HostSays(ranks=words))
         for link in self._ranks.values():
             self._send(link, wire.HostOrders(resync=wire.Resync()))
             self._send(link, wire.HostOrders(beat=wire.Beat(protected=True)))

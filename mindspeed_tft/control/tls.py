@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ipaddress
+import ssl
 from pathlib import Path
 
 import grpc
@@ -15,7 +17,7 @@ def read(tls_dir: str) -> tuple[bytes, bytes, bytes]:
     """Authority, certificate and key.
 
     Raises:
-        ControlRefused: a file is missing or unreadable.
+        ControlRefused: a file is missing or unreadable, or they do not belong together.
     """
     found: list[bytes] = []
     for name in FILES:
@@ -27,11 +29,28 @@ def read(tls_dir: str) -> tuple[bytes, bytes, bytes]:
                 f"--tft-tls-dir: {path} cannot be read ({error.strerror}); the directory needs {', '.join(FILES)} on "
                 "every host (`tftctl certs` makes them)"
             ) from None
+    try:  # gRPC would only say that the port cannot be used
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+        context.load_verify_locations(Path(tls_dir) / FILES[0])
+        context.load_cert_chain(Path(tls_dir) / FILES[1], Path(tls_dir) / FILES[2], password=_no_password)
+    except (ssl.SSLError, ValueError) as error:
+        raise ControlRefused(
+            f"--tft-tls-dir: {', '.join(FILES)} in {tls_dir} are no certificates that belong together ({error}); make "
+            "them again (`tftctl certs`)"
+        ) from None
     return found[0], found[1], found[2]
 
 
+def _no_password() -> str:
+    raise ValueError("node.key is encrypted, which a job without a terminal cannot open")
+
+
 def is_loopback(host: str) -> bool:
-    return host in ("localhost", "::1") or host.startswith("127.")
+    """True for names and addresses that nothing outside this host can reach; judged without a name server."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def mode(config: ControlConfig) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 import grpc.aio
 
-from mindspeed_tft.control import codec, tls
+from mindspeed_tft.control import codec, tasks, tls
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.framing import MAX_FRAME
 from mindspeed_tft.engine.types import Deadlines
@@ -109,8 +109,7 @@ class UplinkKeeper:
                 if writer.done():
                     writer.result()
         finally:
-            writer.cancel()
-            await asyncio.gather(writer, return_exceptions=True)  # its error came out above, or it was cancelled
+            await tasks.end([writer])
             call.cancel()
 
     async def _read(self, call: Call) -> bool:

@@ -76,14 +76,16 @@ class FaultSeen(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., kind: _Optional[str] = ..., message: _Optional[str] = ..., own: _Optional[bool] = ...) -> None: ...
 
 class RankLost(_message.Message):
-    __slots__ = ("rank", "message", "pid")
+    __slots__ = ("rank", "message", "pid", "info")
     RANK_FIELD_NUMBER: _ClassVar[int]
     MESSAGE_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
     rank: int
     message: str
     pid: int
-    def __init__(self, rank: _Optional[int] = ..., message: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
+    info: RankInfo
+    def __init__(self, rank: _Optional[int] = ..., message: _Optional[str] = ..., pid: _Optional[int] = ..., info: _Optional[_Union[RankInfo, _Mapping]] = ...) -> None: ...
 
 class RankFinished(_message.Message):
     __slots__ = ("rank",)

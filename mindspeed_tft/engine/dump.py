@@ -74,7 +74,7 @@ class Dump:
         self._desk, self._roster, self._deadlines = desk, roster, deadlines
         self._reports, self._silent, self._directory = reports, silent, directory
         self._uncertain: dict[int, str] = {}  # told to finish its update, and nothing heard: any state is possible
-        self._avoid: set[int] = set()  # an order failed there
+        self._failures: dict[int, int] = {}  # rank -> weight of its orders that failed
         self._failing_hosts: set[str] = set()  # lost a rank during this dump
         self._pending: dict[int, Order] = {}
         self._doomed = ""  # why this attempt cannot succeed, while ranks still finish their update
@@ -105,7 +105,7 @@ class Dump:
 
     def _plan(self) -> None:
         self.agreement = revise(self.agreement, self._reports, self._roster.infos)
-        plan = plan_dump(self._roster.infos, self._reports, self.agreement, self._excluded(), self._suspects())
+        plan = plan_dump(self._roster.infos, self._reports, self.agreement, self._excluded(), self._doubts())
         if isinstance(plan, NoPlan):
             self._fail(plan.reason)
             return
@@ -121,10 +121,11 @@ class Dump:
         gone = {rank: f"lost ({message})" for rank, message in roster.lost.items()}
         return {**self._silent, **self._uncertain, **gone, **dict.fromkeys(roster.finished, "finished training")}
 
-    def _suspects(self) -> set[int]:
-        """Ranks to use last: an order failed there, or their host lost a rank just now and may lose more."""
+    def _doubts(self) -> dict[int, int]:
+        """Ranks to use last: orders failed there, or their host lost a rank just now and may lose more."""
         infos = self._roster.infos
-        return self._avoid | {rank for rank in self._roster.alive if infos[rank].host in self._failing_hosts}
+        beside = {rank: 1 for rank in self._roster.alive if infos[rank].host in self._failing_hosts}
+        return {**beside, **{rank: 2 * weight for rank, weight in self._failures.items()}}
 
     # ------------------------------------------------------------------------------------------------ going on
 
@@ -233,7 +234,7 @@ class Dump:
             self._reports[rank] = replace(report, commit=Commit.PASSED, update=Update.DIRTY)
 
     def _order_failed(self, order: Order, why: str) -> None:
-        self._avoid.add(order.rank)
+        self._failures[order.rank] = self._failures.get(order.rank, 0) + 1
         self._spoil(why)
 
     def _spoil(self, why: str) -> None:
@@ -256,9 +257,11 @@ class Dump:
             self._spoil(f"rank {rank} {why}")
 
     def distrust(self, rank: int, why: str) -> None:
-        """What this rank gave or gives may be damaged. A publication under way cannot be called back."""
-        busy = self.stage in (Stage.FINISH, Stage.STAGE, Stage.WRITE)
-        if self._drop(rank) or (busy and rank in self.attempts[-1].plan.ranks):
+        """What this rank gave or gives may be damaged. What is written already was written before anybody knew better:
+        a publication goes on."""
+        writing = self.stage in (Stage.FINISH, Stage.STAGE, Stage.WRITE)
+        if writing and rank in self.attempts[-1].plan.ranks:
+            self._drop(rank)
             self._spoil(f"rank {rank} {why}")
 
     def _drop(self, rank: int) -> bool:
@@ -290,7 +293,8 @@ class Dump:
         self._pending = {}
         if self.stage is Stage.FINISH:
             self._uncertain.update(dict.fromkeys(late, "did not say whether its update was finished"))
-        self._avoid |= late
+        for rank in late:  # weighs more than an answer that it could not
+            self._failures[rank] = self._failures.get(rank, 0) + 2
         self._spoil(why)
 
     def _open_orders(self) -> str:

@@ -50,7 +50,8 @@ class Incident:
         self.log: list[tuple[float, str, str]] = []
         self.faults: list[Fault] = []
         self.timings: dict[str, float] = dict.fromkeys(STAGES, 0.0)
-        self._told: set[tuple[int, str, str, bool]] = set()
+        self._told: set[tuple[int, str, bool]] = set()
+        self._blamed: set[int] = set()
         self._stage = ""
         self._since = 0.0
 
@@ -61,12 +62,18 @@ class Incident:
 
     def fault(self, fault: Fault) -> bool:
         """Book a fault; False when it was told before."""
-        key = (fault.rank, fault.kind, fault.message, fault.own)
+        key = (fault.rank, fault.message, fault.own)  # the kind may differ: a fault is told by event and by report
         if key in self._told:
             return False
         self._told.add(key)
+        if fault.own:
+            self._blamed.add(fault.rank)
         self.faults.append(fault)
         return True
+
+    def blames(self, rank: int) -> bool:
+        """A fault of this rank's own is known."""
+        return rank in self._blamed
 
     def enter(self, stage: str, at: float) -> None:
         """A stage begins and the one before ends. Stages that come again add up."""

@@ -328,7 +328,7 @@ class Engine:
             return
         self._reports[rank] = report
         self._furthest = max(self._furthest, completed(report) if report.trusted else 0)
-        if report.fault:
+        if report.fault and not self._desk.incident.blames(rank):
             self._book_fault(Fault(self._desk.now, rank, "stopped", report.fault, own=True), None)
         if self._state is State.STARTING:
             self._abandon_start(f"rank {rank} stopped: {report.fault or 'no reason given'}")

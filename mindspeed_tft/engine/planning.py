@@ -80,21 +80,21 @@ def plan_dump(
     reports: Mapping[int, RankReport],
     agreement: Agreement,
     excluded: Mapping[int, str],
-    avoid: Collection[int] = (),
+    doubts: Mapping[int, int] | None = None,
 ) -> DumpPlan | NoPlan:
     """Writers and sources for a dump of the agreed step.
 
     Args:
         infos: every rank that ever registered, the dead included: they say which shards exist.
         excluded: ranks that take no part, with what became of them.
-        avoid: ranks that take part only where nobody else can, because an order failed there.
+        doubts: ranks that take part only where nobody with a lower number can, because orders failed there.
     """
     if not agreement.provable:
         return NoPlan(agreement.reason)
     able = {rank for rank in infos if rank not in excluded and agreement.offers.get(rank)}
     if conflict := rng_conflict(infos, reports, agreement, able):
         return NoPlan(conflict)
-    chooser = _Chooser(infos, reports, agreement, excluded, able, frozenset(avoid))
+    chooser = _Chooser(infos, reports, agreement, excluded, able, doubts or {})
     missing = [shard for part in chooser.shards_of.values() for shard in part if not chooser.sources_of(shard)]
     if missing:
         return NoPlan(chooser.explain_shards(missing), tuple(missing))
@@ -140,10 +140,10 @@ class _Chooser:
         agreement: Agreement,
         excluded: Mapping[int, str],
         able: Collection[int],
-        avoid: frozenset[int],
+        doubts: Mapping[int, int],
     ) -> None:
         self._infos, self._reports, self._agreement, self._excluded = infos, reports, agreement, excluded
-        self._able, self._avoid = able, avoid
+        self._able, self._doubts = able, doubts
         self._members: dict[str, list[int]] = {}
         self._holders: dict[str, list[int]] = {}
         self.shards_of: dict[str, list[str]] = {}  # part -> its shards, both in order
@@ -168,10 +168,10 @@ class _Chooser:
         }
         return PartPlan(part, writer, sources)
 
-    def _doubt(self, rank: int) -> tuple[bool, bool]:
-        return rank in self._avoid, bool(self._reports[rank].fault)
+    def _doubt(self, rank: int) -> tuple[int, bool]:
+        return self._doubts.get(rank, 0), bool(self._reports[rank].fault)
 
-    def _as_writer(self, rank: int) -> tuple[bool, bool, int, int, int]:
+    def _as_writer(self, rank: int) -> tuple[int, bool, int, int, int]:
         info = self._infos[rank]
         return (*self._doubt(rank), -len(info.holds), info.dp_rank, rank)
 

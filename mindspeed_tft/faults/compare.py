@@ -33,7 +33,7 @@ EXIT_DIFFERENT = 3
 TRACKER = "latest_checkpointed_iteration.txt"
 
 # Files that a dump adds beside Megatron's own; stock Megatron does not look at them.
-IGNORED_FILES: Mapping[str, str] = {}
+IGNORED_FILES: Mapping[str, str] = {"tft_manifest.json": "sizes and hashes of the files of a dump"}
 
 # Values in the saved `args` that may differ between runs with the same training; each with its reason.
 # Everything that is not listed must be equal.
@@ -47,8 +47,19 @@ IGNORED_ARGS: Mapping[str, str] = {
     "rank": "who wrote the file: with replicas any holder may",
     "local_rank": "who wrote the file: with replicas any holder may",
 }
-# Flags of the plugin: a program without it does not have them.
-IGNORED_ARG_PREFIXES: tuple[str, ...] = ("tft_",)
+# Flags of the plugin: a program without it does not have them, and Megatron does not read them. What they do to
+# Megatron's own settings (num_distributed_optimizer_instances) is compared.
+PLUGIN_ARGS: frozenset[str] = frozenset(
+    {
+        "enable_high_availability",
+        "enable_hbmfault_repair",
+        "enable_worker_reboot",
+        "enable_elastic_training",
+        "distributed_optimizer_no_replica",
+        "optimizer_replica_num",
+    }
+)
+PLUGIN_ARG_PREFIX = "tft_"
 
 _SHOWN = 20  # differences that are kept as text; all are counted
 
@@ -170,7 +181,8 @@ class Opaque:
         return hash((self.pickled_name, self.arguments))
 
     def __repr__(self) -> str:
-        return f"<{self.pickled_name} {self.arguments}>"
+        plain = [argument for argument in self.arguments if isinstance(argument, (bool, int, float, str))]
+        return f"<{self.pickled_name} {plain}>"
 
 
 _REBUILT = {
@@ -341,8 +353,9 @@ def _compare_namespace(result: Comparison, where: str, a: argparse.Namespace, b:
 
 def _training_args(namespace: argparse.Namespace) -> Iterator[tuple[str, Any]]:
     for name, value in vars(namespace).items():
-        if name not in IGNORED_ARGS and not name.startswith(IGNORED_ARG_PREFIXES):
-            yield name, value
+        if name in IGNORED_ARGS or name in PLUGIN_ARGS or name.startswith(PLUGIN_ARG_PREFIX):
+            continue
+        yield name, value
 
 
 def _compare_opaque(result: Comparison, where: str, a: Opaque, b: Opaque) -> None:

@@ -43,6 +43,11 @@ class Injector:
         # Megatron's hooks run on the main thread and on autograd's; one fault must not fire on both.
         self._lock = threading.Lock()
 
+    def due(self, phase: str, step: int) -> bool:
+        """Whether a fault would fire here; nothing happens yet."""
+        with self._lock:
+            return any(fault.step == step and fault.phase == phase for fault in self._waiting)
+
     def reach(self, phase: str, step: int) -> None:
         """Fire what is due here: everything of this step that names this phase."""
         with self._lock:
@@ -51,10 +56,6 @@ class Injector:
         for fault in due:
             self._announce(fault)
             fire(fault)
-
-    def due(self, phase: str, step: int) -> bool:
-        """Whether `reach` would fire something here."""
-        return any(fault.step == step and fault.phase == phase for fault in self._waiting)
 
     def _announce(self, fault: FaultSpec) -> None:
         record = {
@@ -105,15 +106,15 @@ def fire(fault: FaultSpec) -> None:
         raise SpecError(f"fault {fault}: kind {fault.kind!r} cannot be injected yet")
 
 
+def due(phase: str, step: int) -> bool:
+    """Whether `reach` would break this rank here: for hooks that have to prepare the place."""
+    return _ordered is not None and _ordered.due(phase, step)
+
+
 def reach(phase: str, step: int) -> None:
     """Called by the training hooks when this rank reaches a phase of a step."""
     if _ordered is not None:
         _ordered.reach(phase, step)
-
-
-def due(phase: str, step: int) -> bool:
-    """Whether this rank is to break at this phase of this step: for hooks that must prepare the place."""
-    return _ordered is not None and _ordered.due(phase, step)
 
 
 def _append_line(path: Path, line: str) -> None:

@@ -25,6 +25,7 @@ ENV_MARK = "TFT_DRILL_JOB"
 _DROPPED_ENV = re.compile(
     r"TFT_|TTP_|HIGH_AVAILABILITY$|TORCHELASTIC_|TORCH_NCCL_|(MASTER|GROUP|LOCAL)_|ROLE_|(RANK|WORLD_SIZE)$"
 )
+_NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 _ITERATION = re.compile(r"iteration\s+(\d+)/\s*(\d+)\s*\|")
 _POLL = 0.1
 _GRACE = 5.0  # seconds that helpers of an ended job may take to end as well
@@ -176,6 +177,16 @@ def _command_line(process: psutil.Process) -> str:
         return " ".join(process.cmdline())[:200]
     except psutil.Error:
         return "(ended)"
+
+
+def bytecode_cache(directory: Path) -> dict[str, str]:
+    """Environment of a job whose ranks share compiled Python files, also where none may be written beside the sources.
+
+    Without it each rank compiles all of torch and Megatron again, which takes longer than the training.
+    """
+    if not os.environ.get(_NO_BYTECODE):
+        return {}
+    return {"PYTHONPYCACHEPREFIX": str(directory), _NO_BYTECODE: ""}
 
 
 def _clean_environment() -> dict[str, str]:

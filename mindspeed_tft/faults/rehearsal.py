@@ -26,6 +26,8 @@ PROGRAM = "mindspeed_tft.faults.gpt_job"
 INCIDENTS = "tft_incidents"  # the controller's default, in the --save directory
 STAGES = ("detect", "stop", "decide", "reboot", "regroup", "repair", "rollback", "first_step", "total")
 
+_DUMP_STAGES = ("finish", "stage", "write", "publish")  # of the engine; a drill counts them as one: `dump`
+
 _MICRO_BATCHES = 8  # of a step, over all data-parallel ranks: at least two on each, so that a step has an inside
 
 
@@ -228,6 +230,7 @@ class Rehearsal:
         self.plan = plan
         self.work = work
         self._cache = ReferenceCache(cache)
+        self._bytecode = cache / "bytecode"
         self._listener = listener
         self._sources = megatron_sources(plan.megatron)
         self.ended: list[jobs.Ended] = []
@@ -320,7 +323,8 @@ class Rehearsal:
         self, name: str, mode: str, flags: Sequence[str], env: Mapping[str, str], launcher: str = "torchrun"
     ) -> jobs.Ended:
         command = jobs.LAUNCHERS[launcher](self.plan.layout.world_size, PROGRAM, (mode, *flags))
-        job = jobs.Job(name, command, self.work / f"{name}.log", self.plan.timeout, {**self._python_path(), **env})
+        env = {**jobs.bytecode_cache(self._bytecode), **self._python_path(), **env}
+        job = jobs.Job(name, command, self.work / f"{name}.log", self.plan.timeout, env)
         ended = jobs.run(job, self._listener.step)
         self.ended.append(ended)
         return ended
@@ -430,8 +434,9 @@ def stage_seconds(
     """
     found: dict[str, float | None] = dict.fromkeys(STAGES)
     if incident is not None:
-        stages = {name: value for name, value in incident["seconds"].items() if name not in ("total", "reboot")}
-        found.update(stages)
+        spent = incident["seconds"]
+        found.update({name: spent[name] for name in (*STAGES[1:-1], "exit") if name in spent})
+        found["dump"] = sum(spent.get(name, 0.0) for name in _DUMP_STAGES)
         if fault is not None:
             found["detect"] = incident["opened"] - fault
     if first is not None:
@@ -458,6 +463,7 @@ def rehearse(plan: Plan, work: Path, cache: Path, listener: Listener) -> Report:
             return _without_reference(run, failed)
     broken = run.broken()
     fired, _ = read_fired(run.fault_log, plan.faults)
+    incident = read_incident(run.dump)
     seen = Evidence(
         fired=fired,
         steps=plan.steps,
@@ -465,6 +471,7 @@ def rehearse(plan: Plan, work: Path, cache: Path, listener: Listener) -> Report:
         completed=read_steps(run.broken_steps).completed,
         saved=saved_step(run.dump),
         compare=plan.compare,
+        reported=incident[1]["step"] if incident else None,
         leftover=broken.leftover,
     )
     if seen.saved is not None and broken.returncode:

@@ -50,6 +50,7 @@ class Evidence:
     faulty_exit: int | None  # exit status of the job that was broken; None: killed at its deadline
     completed: int  # the last step that some rank of the broken job ended, 0 if none
     saved: int | None  # step of the dump; None: there is none
+    reported: int | None = None  # step that the incident report names; None: there is no report
     resumed_exit: int | None = None  # exit status of the job that went on from the dump; None: did not end, or not run
     resumed_first: int | None = None  # first step that it computed
     compare: bool = True
@@ -130,6 +131,8 @@ def _inexact(seen: Evidence) -> tuple[str, ...]:
             reasons.append(f"{what}: {compared.different} differences, the first: {compared.first_difference}")
     if seen.resumed_first is not None and seen.saved is not None and seen.resumed_first != seen.saved + 1:
         reasons.append(f"the job went on at step {seen.resumed_first}, but step {seen.saved} was saved")
+    if seen.reported is not None and seen.reported != seen.saved:
+        reasons.append(f"the incident report names step {seen.reported}, but step {seen.saved} was saved")
     return tuple(reasons)
 
 
@@ -144,6 +147,8 @@ def _degraded(seen: Evidence) -> tuple[str, ...]:
         reasons.append(f"step {seen.saved} was saved, the fault left step {wanted} to be saved")
     if seen.resumed_first is None:
         reasons.append("it is not known at which step the job went on")
+    if seen.reported is None:
+        reasons.append("there is no incident report")
     if seen.leftover:
         reasons.append(f"{len(seen.leftover)} processes outlived their job: {'; '.join(seen.leftover)}")
     return tuple(reasons)

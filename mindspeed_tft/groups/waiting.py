@@ -64,7 +64,8 @@ def wait_in_slices(work: Any, abort: Abort) -> None:
             return
         except RuntimeError:
             if work.is_completed():
-                raise
+                work.wait()  # the slice may have ended in the moment before the operation did: what counts is its own end
+                return
         if abort.is_set:
             raise Interrupted(abort.reason)
 

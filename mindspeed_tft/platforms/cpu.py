@@ -1,7 +1,7 @@
 """Plain CPUs with gloo: the platform of the demo, of the tests, and of development on any machine.
 
-Megatron is written for CUDA. `install` lets such a program run on the CPU, by the mapping in `cuda_names`; it is undone by
-`uninstall`. Importing this module changes nothing.
+Megatron is written for CUDA. `install` lets such a program run on the CPU, by the mapping in `cuda_names`; `uninstall`
+undoes it. Importing this module changes nothing.
 """
 
 from __future__ import annotations

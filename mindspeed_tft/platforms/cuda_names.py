@@ -35,8 +35,8 @@ _DEVICE_NAME = "CPU in place of CUDA"
 # torch.compile has nothing to gain here and takes minutes; Megatron asserts the third one, which CUDA alone reads.
 _ENVIRONMENT = {"TORCHDYNAMO_DISABLE": "1", "TORCH_COMPILE_DISABLE": "1", "CUDA_DEVICE_MAX_CONNECTIONS": "1"}
 
-_FACTORIES = """empty zeros ones full rand randn randint randperm arange range tensor as_tensor asarray linspace logspace
-    eye empty_strided zeros_like ones_like empty_like full_like rand_like randn_like randint_like tril_indices
+_FACTORIES = """empty zeros ones full rand randn randint randperm arange range tensor as_tensor asarray linspace
+    logspace eye empty_strided zeros_like ones_like empty_like full_like rand_like randn_like randint_like tril_indices
     triu_indices scalar_tensor""".split()
 _METHOD_FACTORIES = "new_empty new_zeros new_ones new_full new_tensor new_empty_strided".split()
 _TENSOR_TYPES = "Float Double Half BFloat16 Int Long Short Char Byte Bool".split()
@@ -65,8 +65,9 @@ class _Bindings:
         self._environment: list[str] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
-        # The owner's own dictionary, not getattr: an inherited attribute is put back by deleting ours.
-        self._before.setdefault((id(owner), name), (owner, name, vars(owner).get(name, _ABSENT)))
+        # Of a class its own dictionary, not getattr: an inherited attribute is put back by deleting ours.
+        before = vars(owner).get(name, _ABSENT) if isinstance(owner, type) else getattr(owner, name, _ABSENT)
+        self._before.setdefault((id(owner), name), (owner, name, before))
         setattr(owner, name, value)
 
     def set_environment(self, name: str, value: str) -> None:
@@ -282,7 +283,7 @@ def _map_generators() -> None:
         return [generator.get_state() for _ in range(ranks_here())]
 
     def set_rng_state_all(new_states: Any) -> None:
-        generator.set_state(list(new_states)[0])
+        generator.set_state(next(iter(new_states)))
 
     for function in (manual_seed, manual_seed_all, initial_seed, seed, seed_all, get_rng_state, set_rng_state,
                      get_rng_state_all, set_rng_state_all):  # fmt: skip
@@ -356,7 +357,7 @@ def _map_queries() -> None:
     def lazy_call(function: Callable[[], Any], **kwargs: Any) -> None:
         function()
 
-    for name, behaviour in {
+    behaviours: dict[str, Callable[..., Any]] = {
         "mem_get_info": host_memory,
         "get_device_properties": properties,
         "get_device_capability": _always((8, 0)),  # bf16 works, so the programs' checks must see a device that has it
@@ -365,7 +366,8 @@ def _map_queries() -> None:
         "memory_snapshot": lambda *args, **kwargs: [],
         "cudart": cudart,
         "_lazy_call": lazy_call,
-    }.items():
+    }
+    for name, behaviour in behaviours.items():
         _bindings.set(torch.cuda, name, _answer(name, behaviour))
 
 

@@ -36,6 +36,7 @@ def main() -> int:
         config.deadlines,
         on_stop=lambda epoch, reason: tell("stop", epoch=epoch, reason=reason),
         on_lost=lambda reason: tell("lost", reason=reason),
+        revive=launch.reviver(config, words["local_rank"]),
     )
     info = t.RankInfo(rank, config.host, os.getpid(), "tp0-pp0", rank, (f"tp0-pp0/dense/{rank}",))
     ok = processor.start(info, words.get("start", 10.0))
@@ -58,6 +59,7 @@ def main() -> int:
         tell("goodbye", ok=processor.goodbye())
         processor.close()
         return 0
+    time.sleep(words.get("report_after", 0.0))
     processor.report(t.RankReport(rank, processor.step, t.Commit.NONE, t.Update.UNTOUCHED, fault=""))
     while time.monotonic() < end:
         order = processor.next_order(1.0)

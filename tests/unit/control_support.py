@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mindspeed_tft.control.config import ControlConfig
+from mindspeed_tft.control.config import ControlConfig, meeting_dir
 from mindspeed_tft.engine import types as t
 
 HERE = Path(__file__).parent
@@ -92,6 +92,16 @@ class FakeEngine:
         return []
 
 
+class BrokenEngine(FakeEngine):
+    """Fails at the tenth event."""
+
+    def handle(self, event: t.Event) -> list[t.Action]:
+        self.next_id += 1
+        if self.next_id > 10:
+            raise KeyError("a mistake of the engine")
+        return super().handle(event)
+
+
 def config(tmp: Path, world: int = 2, **values: object) -> ControlConfig:
     settings: dict[str, object] = {
         "deadlines": DEADLINES,
@@ -156,3 +166,73 @@ class Rank:
     def kill(self, signum: int = signal.SIGKILL) -> float:
         self.process.send_signal(signum)
         return time.monotonic()
+
+    def text(self) -> str:
+        return self.err.read_text()
+
+
+def processes(directory: Path, module: str = "") -> list[int]:
+    """Control processes that meet in this directory; `module` is "host_main" or "controller_main"."""
+    found: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+            except OSError:
+                continue
+            here = any(word.startswith(f"{directory}/") for word in words)
+            if here and any(word.endswith(f"control.{module}" if module else "_main") for word in words):
+                found.append(int(entry.name))
+    return sorted(found)
+
+
+class Job:
+    """Ranks of one job on one or more pretended hosts. Leaves nothing behind, and sees to it that nobody does."""
+
+    def __init__(self, tmp: Path) -> None:
+        self.tmp = tmp
+        self.ranks: dict[int, Rank] = {}
+        self.configs: list[ControlConfig] = []
+        self.crashed: set[int] = set()  # nodes whose relay was killed for good: it could not clean up
+
+    def start(self, cfg: ControlConfig, first: int = 0, **options: object) -> list[Rank]:
+        """All ranks of one host, the first of them with local rank 0."""
+        self.configs.append(cfg)
+        started = [Rank(self.tmp, cfg, first + local, local, **options) for local in range(cfg.local_world_size)]
+        self.ranks.update((rank.rank, rank) for rank in started)
+        return started
+
+    def directories(self) -> list[Path]:
+        return [meeting_dir(cfg) for cfg in self.configs]
+
+    def only(self, module: str, node: int = 0) -> int:
+        found = processes(self.directories()[node], module)
+        assert len(found) == 1, f"{module}: {found}"
+        return found[0]
+
+    def events(self) -> list[dict[str, object]]:
+        path = self.tmp / "incidents" / "events.jsonl"
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def incidents(self) -> list[dict[str, object]]:
+        return [json.loads(path.read_text()) for path in sorted((self.tmp / "incidents").glob("incident-*.json"))]
+
+    def text(self) -> str:
+        return "".join(rank.text() for rank in self.ranks.values())
+
+    def end(self, seconds: float = 15.0) -> None:
+        """Everything ends by itself, once the ranks are gone."""
+        for rank in self.ranks.values():
+            if rank.process.poll() is None:
+                rank.process.kill()
+            rank.process.wait(10)
+        left: list[int] = []
+        try:
+            until(lambda: not [pid for d in self.directories() for pid in processes(d)], seconds, "end of the job")
+        except AssertionError as error:
+            left = [pid for d in self.directories() for pid in processes(d)]
+            for pid in left:
+                os.kill(pid, signal.SIGKILL)
+            raise AssertionError(f"orphans {left}: {error}; {self.text()}") from None
+        for node, directory in enumerate(self.directories()):
+            assert node in self.crashed or not directory.exists(), list(directory.iterdir())

@@ -1,0 +1,150 @@
+"""Real Megatron, a real fault, every byte: a rank breaks, the dump is what stock Megatron would have saved.
+
+The few that run always take different ways through the dump; marker `full` runs the matrix.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("megatron.core", reason="needs megatron-core")
+pytestmark = pytest.mark.megatron
+
+LAYOUTS = ("dp4", "tp2dp2", "pp2dp2")
+PHASES = ("data", "forward", "backward", "grad-reduce", "clip", "commit", "update", "param-gather")
+KINDS = ("kill", "term", "segv", "exc")
+# Past the commit point every rank had final gradients: the step of the fault is finished and saved.
+SAVED = {"commit": (6, 7), "update": (7,), "param-gather": (7,)}
+KEPT_REFERENCES = 30
+
+
+@dataclass(frozen=True)
+class Drilled:
+    """What a drill left."""
+
+    status: int
+    report: dict[str, Any]
+    output: str
+    directory: Path
+
+
+@pytest.fixture(scope="module")
+def references(request: pytest.FixtureRequest) -> Path:
+    """Unbroken runs, kept between test runs: their key holds all that may change a byte of them."""
+    assert request.config.cache is not None
+    directory = Path(request.config.cache.mkdir("tft_references"))
+    entries = sorted(directory.glob("*/entry.json"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for outdated in entries[KEPT_REFERENCES:]:
+        shutil.rmtree(outdated.parent)
+    return directory
+
+
+@pytest.fixture
+def drill(references: Path, tmp_path: Path) -> Callable[..., Drilled]:
+    """`drill(*arguments)`: run `tftctl drill` with the defaults of these tests."""
+
+    def run(*arguments: str) -> Drilled:
+        file = tmp_path / "report.json"
+        command = [sys.executable, "-m", "mindspeed_tft.cli.main", "drill", "--timeout", "150"]
+        command += ["--json", str(file), "--keep", str(tmp_path / "kept"), *arguments]
+        environ = {**os.environ, "TFT_DRILL_CACHE": str(references), "COLUMNS": "160"}
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=500)
+        output = ended.stdout + ended.stderr
+        assert file.exists(), output
+        (directory,) = (tmp_path / "kept").glob("drill-*")
+        return Drilled(ended.returncode, json.loads(file.read_text()), output, directory)
+
+    return run
+
+
+def _assert_exact(found: Drilled, fault: str) -> None:
+    report, phase = found.report, fault.rpartition(":")[2]
+    assert (found.status, report["verdict"], report["reasons"]) == (0, "exact", []), found.output
+    assert report["faults_fired"] == [fault]
+    assert report["resumed_at"] in SAVED.get(phase, (6,))
+    assert report["steps_lost"] == 0
+    assert report["compared"]["different"] == 0
+    # Both comparisons looked at both files: weights, main weights, both moments, and the generators.
+    assert {entry["what"] for entry in report["comparisons"]} == {"dump", "end"}
+    assert all(entry["tensors"] > 30 and entry["bytes"] > 1_000_000 for entry in report["comparisons"])
+    assert report["processes_left_behind"] == []
+    assert report["seconds"]["detect"] < 1.0
+
+
+def test_a_killed_rank_loses_nothing(drill: Callable[..., Drilled]) -> None:
+    found = drill()
+    _assert_exact(found, "kill@1:7:backward")
+    report = found.report
+    assert (report["strategy"], report["step_at_fault"], report["resumed_at"]) == ("dump", 7, 6)
+    assert report["processes_restarted"] == [0, 1, 2, 3]
+    assert Path(report["incident"]).is_file()
+    last = (found.directory / "broken.log").read_text().strip().splitlines()[-2:]
+    assert "Step 6 is saved in" in " ".join(last)
+    assert "--load" in " ".join(last)
+    assert _flipped_byte_is_found(found.directory)
+
+
+def _flipped_byte_is_found(directory: Path) -> bool:
+    from mindspeed_tft.faults import compare, control
+
+    dump = compare.checkpoint_dir(directory / "dump")
+    control.damaged_copy(dump, directory / "damaged")
+    assert compare.compare_checkpoints(dump, dump).equal
+    return compare.compare_checkpoints(dump, directory / "damaged").different == 1
+
+
+def test_the_update_of_a_step_is_finished_without_the_rank_that_broke_in_it(drill: Callable[..., Drilled]) -> None:
+    fault = "kill@0:7:update"
+    _assert_exact(drill("--layout", "pp2dp2", "--dtype", "bf16", "--fault", fault), fault)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("layout", "dtype", "rank", "phase"), list(product(LAYOUTS, ("fp32", "bf16"), (0, 3), PHASES)))
+def test_matrix_of_places(drill: Callable[..., Drilled], layout: str, dtype: str, rank: int, phase: str) -> None:
+    fault = f"kill@{rank}:7:{phase}"
+    _assert_exact(drill("--layout", layout, "--dtype", dtype, "--fault", fault), fault)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("kind", "phase"), list(product(KINDS[1:], PHASES)))
+def test_matrix_of_kinds(drill: Callable[..., Drilled], kind: str, phase: str) -> None:
+    fault = f"{kind}@1:7:{phase}"
+    _assert_exact(drill("--fault", fault), fault)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("launcher", ["torchrun", "tftrun"])
+def test_both_launchers(drill: Callable[..., Drilled], launcher: str) -> None:
+    _assert_exact(drill("--launcher", launcher), "kill@1:7:backward")
+
+
+@pytest.mark.full
+def test_fp16_with_its_loss_scaler(drill: Callable[..., Drilled]) -> None:
+    fault = "kill@2:9:commit"
+    found = drill("--dtype", "fp16", "--fault", fault)
+    assert (found.status, found.report["compared"]["different"]) == (0, 0), found.output
+
+
+@pytest.mark.full
+def test_eight_ranks_in_three_axes(drill: Callable[..., Drilled]) -> None:
+    fault = "kill@5:7:backward"
+    _assert_exact(drill("--layout", "tp2pp2dp2", "--fault", fault), fault)
+
+
+@pytest.mark.full
+def test_flags_for_megatron(drill: Callable[..., Drilled]) -> None:
+    """Overlapped communication moves the gradient reduction into the backward pass, the gather into the next step."""
+    fault = "kill@1:7:backward"
+    found = drill("--fault", fault, "--", "--overlap-grad-reduce", "--overlap-param-gather")
+    assert (found.status, found.report["compared"]["different"]) == (0, 0), found.output

@@ -1,0 +1,396 @@
+"""Simulated ranks of a training job: what each computes, holds, reports, and does when ordered.
+
+The true state lives here (`SimRank.versions`); the engine sees reports only. `Job` is what a rank needs of the world.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from mindspeed_tft.engine.types import (
+    Commit,
+    Event,
+    FaultSeen,
+    Order,
+    OrderDone,
+    OrderKind,
+    RankFinished,
+    RankInfo,
+    RankReport,
+    Reported,
+    Update,
+)
+
+from .disk import Disk, PartFile, Version
+from .layout import Scenario
+
+
+class Job(Protocol):
+    """The world around a rank."""
+
+    scenario: Scenario
+    disk: Disk
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None: ...
+    def jitter(self, most: float) -> float: ...
+    def coin(self, chance: float) -> bool: ...
+    def reach(self, rank: SimRank, point: str) -> None: ...
+    def say(self, rank: SimRank, event: Event) -> None: ...
+    def collective(self, rank: SimRank, name: str) -> Collective: ...
+    def died(self, rank: SimRank, message: str) -> None: ...
+    def violation(self, text: str) -> None: ...
+
+
+@dataclass
+class Collective:
+    """One collective call. Everybody's arrival is needed; who gets out of a torn one is chance."""
+
+    job: Job
+    name: str
+    members: int
+    arrived: list[SimRank] = field(default_factory=list)
+    torn: bool = False
+
+    def arrive(self, rank: SimRank) -> None:
+        self.arrived.append(rank)
+        if len(self.arrived) == self.members:
+            for member in self.arrived:
+                self.job.after(self.job.jitter(0.01), lambda member=member: self._let_out(member))
+
+    def _let_out(self, rank: SimRank) -> None:
+        if rank.inside is self and not (self.torn and self.job.coin(0.5)):
+            rank.inside = None
+            rank.released(self.name)
+
+    def tear(self) -> None:
+        """A member that had arrived died or left. The others notice, or hang."""
+        self.torn = True
+        for rank in self.arrived:
+            if rank.inside is self and self.job.coin(self.job.scenario.weather.peer_errors):
+                self.job.after(self.job.jitter(0.2), lambda rank=rank: rank.peer_lost(self))
+
+
+class SimRank:
+    """One rank: its place in the step, its shards, its orders."""
+
+    def __init__(self, job: Job, info: RankInfo) -> None:
+        self.job, self.info, self.number = job, info, info.rank
+        start = job.scenario.first_step - 1
+        self.step, self.commit, self.update = start, Commit.PASSED, Update.DONE
+        self.versions: dict[str, Version] = dict.fromkeys(info.holds, start)
+        self.gradients = start  # the step whose final gradients are in memory
+        self.completed = start  # the last step whose update ended here
+        self.alive, self.trusted, self.hung, self.finished = True, True, False, False
+        self.damaged = False  # the device refuses to read its shards
+        self.stopping = self.held = False
+        self.fault = ""
+        self.inside: Collective | None = None
+        self.link = Link()
+        self.spell = ""  # what the next order suffers: "fail", "slow"
+        self._life = 0  # grows when what was going on here is over
+        self._orders: list[Order] = []
+        self._busy = False
+        self._answers: dict[int, OrderDone | None] = {}
+        self._now: Order | None = None
+        self.exit_codes: list[int] = []
+        self.told_to_leave = False
+
+    # ------------------------------------------------------------------------------------------------ training
+
+    def begin(self) -> None:
+        if self.stopping:
+            self.hold()
+        elif self.alive:
+            self.begin_step()
+
+    def begin_step(self) -> None:
+        self.step += 1
+        self.commit, self.update = Commit.NONE, Update.UNTOUCHED
+        self._reach("compute")
+        self._go_on(0.1, lambda: self._enter("reduce"))
+
+    def _enter(self, name: str) -> None:
+        if self.stopping:
+            self.hold()
+            return
+        self.inside = self.job.collective(self, name)
+        self._reach(name)
+        if self.inside is not None:  # else the fault took it out again
+            self.inside.arrive(self)
+
+    def released(self, name: str) -> None:
+        if name == "reduce":
+            self._go_on(0.01, lambda: self._enter("clip"))
+        elif name == "clip":
+            self.gradients, self.commit = self.step, Commit.ENTERED
+            self._reach("entering")
+            self._go_on(0.01, lambda: self._enter("commit"))
+        elif name == "commit":
+            self.commit = Commit.PASSED
+            self._reach("passed")
+            self._go_on(0.01, self._begin_update)
+        else:
+            self._reach("between")
+            self._go_on(0.02, self._next)
+
+    def _begin_update(self) -> None:
+        self.update = Update.DIRTY
+        self._set(None)
+        self._reach("update")
+        self._go_on(0.05, self._end_update)
+
+    def _end_update(self) -> None:
+        self.update = Update.DONE
+        self._set(self.step)
+        self.completed = self.step
+        self._reach("updated")
+        self._go_on(0.005, lambda: self._enter("gather"))
+
+    def _next(self) -> None:
+        if self.step < self.job.scenario.last_step:
+            self.begin_step()
+        elif not self.stopping:
+            self.finished = True
+            self.job.say(self, RankFinished(0.0, self.number))
+            self.alive = False
+        else:
+            self.hold()
+
+    def _set(self, version: Version) -> None:
+        for shard in self.versions:
+            self.versions[shard] = version
+
+    def _reach(self, point: str) -> None:
+        self.job.reach(self, f"{point}@{self.step - self.job.scenario.first_step + 1}")
+
+    def _go_on(self, most: float, action: Callable[[], None]) -> None:
+        """The next part of the step, unless a fault just ended it."""
+        if not self.held:
+            self._then(most, action)
+
+    def _then(self, most: float, action: Callable[[], None]) -> None:
+        life = self._life
+        self.job.after(self.job.jitter(most), lambda: action() if self._life == life and self.alive else None)
+
+    # ------------------------------------------------------------------------------------------------ faults
+
+    def kill(self, message: str = "killed by signal 9") -> None:
+        if not self.alive:
+            return
+        self.alive = False
+        self._leave_collective()
+        self._tear_files()
+        self.job.died(self, message)
+
+    def crash(self, kind: str, text: str) -> None:
+        """An exception climbs out of the step, wherever it is."""
+        if not self.alive or self.held:
+            return
+        self._life += 1
+        self._leave_collective()
+        self.fault = text
+        self.job.say(self, FaultSeen(0.0, self.number, kind, text, own=True))
+        self.hold()
+
+    def damage(self) -> None:
+        """A memory fault: what the shards hold now is garbage."""
+        if not self.alive:
+            return
+        self.trusted, self.damaged = False, True
+        self._set(None)
+        self.crash("memory", "uncorrectable error at 0x7f")
+        if self.held:
+            self.job.say(self, FaultSeen(0.0, self.number, "memory", "uncorrectable error at 0x7f", own=True))
+
+    def terminate(self) -> None:
+        """A signal asks the rank to end. Its state is whole."""
+        if self.alive and not self.held:
+            self.fault = "received SIGTERM"
+            self.job.say(self, FaultSeen(0.0, self.number, "terminated", self.fault, own=True))
+            self.stop()
+
+    def peer_lost(self, where: Collective) -> None:
+        if self.alive and self.inside is where and not self.hung:
+            self._life += 1
+            self._leave_collective()
+            self.job.say(self, FaultSeen(0.0, self.number, "peer", "connection reset by peer", own=False))
+            self.stopping = True
+            self.hold()
+
+    def stop(self) -> None:
+        if not self.alive or self.stopping or self.hung:
+            return
+        self.stopping = True
+        self.job.reach(self, "stopping")
+        self._then(0.05, self._abort)
+
+    def _abort(self) -> None:
+        if self.inside is not None:
+            self._life += 1
+            self._leave_collective()
+            self.hold()
+
+    def _leave_collective(self) -> None:
+        inside, self.inside = self.inside, None
+        if inside is not None and self in inside.arrived:
+            inside.tear()
+
+    def hold(self) -> None:
+        """The step is over for this rank: it reports and waits for orders."""
+        if self.held or self.hung:
+            return
+        self.held = self.stopping = True
+        self._life += 1
+        self._then(0.05, self._report)
+
+    def _report(self) -> None:
+        early = self.job.scenario.early_rng and self.commit is not Commit.NONE
+        known = early or self.update is not Update.UNTOUCHED
+        report = RankReport(
+            self.number,
+            self.step,
+            self.commit,
+            self.update,
+            self.fault,
+            self.trusted,
+            self._rng(self.step - 1),
+            self._rng(self.step) if known else "",
+        )
+        self.job.say(self, Reported(0.0, report))
+        self.job.reach(self, "reported")
+        self._work()
+
+    def _rng(self, step: int) -> str:
+        drift = "-drifted" if self.number == self.job.scenario.drifted else ""
+        return f"{self.info.part}@{step}{drift}"
+
+    # ------------------------------------------------------------------------------------------------ orders
+
+    def order(self, order: Order) -> None:
+        """An order may come twice: it is carried out once and answered again."""
+        if not self.alive or self.hung:
+            return
+        if order.id in self._answers:
+            answer = self._answers[order.id]
+            if answer is not None:
+                self.job.say(self, answer)
+            return
+        self._answers[order.id] = None
+        self.told_to_leave = self.told_to_leave or order.kind is OrderKind.EXIT
+        self._orders.append(order)
+        self._work()
+
+    def _work(self) -> None:
+        if self._busy or self.hung or not self.alive or not self._orders:
+            return
+        if not self.held and self._orders[0].kind is not OrderKind.EXIT:
+            return
+        self._busy = True
+        order = self._orders.pop(0)
+        self._now = order
+        self.job.reach(self, f"order:{order.kind.value}")
+        spell, self.spell = self.spell, ""
+        begun = self._begin(order)
+        seconds = 12.0 if spell == "slow" else self.job.jitter(0.3)
+        self.job.after(seconds, lambda: self._end(order, begun, spell == "fail"))
+
+    def _begin(self, order: Order) -> str:
+        """The first half of an order; returns what is wrong with it."""
+        payload: dict[str, Any] = order.payload
+        if order.kind is OrderKind.FINISH_UPDATE:
+            if self.gradients != payload["step"] or self.step != payload["step"] or self.update is not Update.UNTOUCHED:
+                self.job.violation(f"rank {self.number} told to finish {payload['step']} at {self.step}/{self.update}")
+            self.update = Update.DIRTY
+            self._set(None)
+        elif order.kind is OrderKind.PUBLISH:
+            if self.job.disk.exists(payload["step"]):
+                return "exists"
+            if not self.job.disk.complete(payload["directory"], payload["parts"]):
+                return "a part is missing or torn"
+        return ""
+
+    def _end(self, order: Order, begun: str, fails: bool) -> None:
+        if not self.alive or self.hung:
+            return
+        self._now = None
+        result: dict[str, str] = {}
+        message = "input/output error" if fails else begun if begun != "exists" else ""
+        if not message:
+            message = self._carry_out(order, begun, result)
+        if not self.alive:  # it died between the rename and the tracker
+            return
+        done = OrderDone(0.0, self.number, order.id, not message, message, result)
+        self._answers[order.id] = done
+        self._busy = False
+        self.job.reach(self, f"done:{order.kind.value}")
+        if self.alive and not self.hung:
+            self.job.say(self, done)
+            if order.kind is OrderKind.EXIT:
+                self._exit(order)
+            self._work()
+
+    def _carry_out(self, order: Order, begun: str, result: dict[str, str]) -> str:
+        payload: dict[str, Any] = order.payload
+        disk = self.job.disk
+        if order.kind is OrderKind.FINISH_UPDATE:
+            self.commit, self.update = Commit.PASSED, Update.DONE
+            if self.trusted:
+                self._set(payload["step"])
+            result["rng_end"] = self._rng(self.step)
+        elif order.kind is OrderKind.STAGE_SHARDS:
+            if self.damaged:
+                return "uncorrectable error"
+            for shard in payload["shards"]:
+                disk.directory(payload["directory"]).staged[shard, self.number] = self.versions[shard]
+        elif order.kind is OrderKind.WRITE_PART:
+            return self._write(payload)
+        elif order.kind is OrderKind.PUBLISH:
+            result["path"] = f"/ckpt/iter_{payload['step']:07d}"
+            if begun == "exists":
+                result["exists"] = "1"
+                return ""
+            published = disk.rename(payload["directory"], payload["step"])
+            self.job.reach(self, "renamed")
+            published.tracked = self.alive
+        elif order.kind is OrderKind.DISCARD:
+            disk.discard(payload["directory"])
+        return ""
+
+    def _write(self, payload: dict[str, Any]) -> str:
+        here = self.job.disk.directory(payload["directory"])
+        found: dict[str, Version] = {}
+        for shard, source in payload["sources"].items():
+            if source == "self" and self.damaged:
+                return "uncorrectable error"
+            if source == "self":
+                found[shard] = self.versions[shard]
+            elif (shard, int(source[5:])) not in here.staged:
+                return f"{shard} was not staged by {source}"
+            else:
+                found[shard] = here.staged[shard, int(source[5:])]
+        here.parts[payload["part"]] = PartFile(found, self._rng(payload["step"]))
+        return ""
+
+    def _tear_files(self) -> None:
+        if self._now is not None and self._now.kind is OrderKind.WRITE_PART:
+            payload: dict[str, Any] = self._now.payload
+            self.job.disk.directory(payload["directory"]).parts[payload["part"]] = None
+
+    def _exit(self, order: Order) -> None:
+        self.exit_codes.append(int(str(order.payload["code"])))
+        self.alive = False
+        self._leave_collective()
+        self.job.died(self, "connection closed")
+
+
+@dataclass
+class Link:
+    """The connection of a rank: what is in flight when it breaks is said again by the rank, and lost downwards."""
+
+    number: int = 0
+    up: bool = True
+    unsaid: list[Event] = field(default_factory=list)
+    clear_up: float = 0.0  # messages keep their order: not before this time
+    clear_down: float = 0.0

@@ -1,0 +1,95 @@
+"""The simulated job: who is who, what may go wrong, and how long things may take. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mindspeed_tft.engine.types import Deadlines, RankInfo
+from mindspeed_tft.replica.holders import holders, shard_of
+
+DEADLINES = Deadlines(heartbeat=1.0, heartbeat_lost=5.0, stop=10.0, order=8.0, dump=45.0, exit=5.0)
+TICK = 0.2
+
+# Where a fault can strike, in the order of a step and of a dump. "update@2" is the update of the second step.
+STEP_POINTS = ("compute", "reduce", "clip", "entering", "commit", "passed", "update", "updated", "gather", "between")
+ORDER_KINDS = ("finish_update", "stage_shards", "write_part", "publish")
+RECOVERY_POINTS = ("stopping", "reported") + tuple(f"{when}:{kind}" for kind in ORDER_KINDS for when in ("order", "done"))
+DUMP_POINTS = RECOVERY_POINTS[2:]
+
+FIRST_FAULTS = ("kill", "kill_host", "raise", "memory", "terminate")
+LATER_FAULTS = ("kill", "kill", "kill_host", "fail", "hang", "slow", "cut", "memory")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """`what` happens to the `count`-th rank that comes to `point`, `delay` seconds after it came there."""
+
+    what: str
+    point: str
+    count: int = 1
+    delay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Layout:
+    """`parts` model parts with `d` data-parallel ranks each and `n` replicas, `per_host` ranks on a host."""
+
+    parts: int
+    d: int
+    n: int
+    per_host: int
+    common: bool = False  # one more shard per part that all its ranks hold
+
+    @property
+    def world_size(self) -> int:
+        return self.parts * self.d
+
+    def infos(self) -> list[RankInfo]:
+        return [self._info(rank) for rank in range(self.world_size)]
+
+    def holders(self) -> Mapping[str, list[int]]:
+        """Shard -> ranks, by the arithmetic and not by what ranks say."""
+        found: dict[str, list[int]] = {}
+        for part in range(self.parts):
+            for shard, positions in enumerate(holders(self.d, self.n)):
+                found[f"p{part}/dense/{shard}"] = [position * self.parts + part for position in positions]
+            if self.common:
+                found[f"p{part}/common/0"] = [position * self.parts + part for position in range(self.d)]
+        return found
+
+    def part_of(self, shard: str) -> str:
+        return shard.split("/")[0]
+
+    def _info(self, rank: int) -> RankInfo:
+        dp_rank, part = divmod(rank, self.parts)
+        holds = (f"p{part}/dense/{shard_of(dp_rank, self.d, self.n)}",)
+        if self.common:
+            holds += (f"p{part}/common/0",)
+        return RankInfo(rank, f"host{rank // self.per_host}", 1000 + rank, f"p{part}", dp_rank, holds)
+
+
+@dataclass(frozen=True)
+class Weather:
+    """What the network does. Messages of one connection arrive in order unless `reorder`."""
+
+    duplicate: float = 0.0
+    reorder: bool = False
+    loss: float = 0.0
+    delay: float = 0.02
+    peer_errors: float = 0.5  # how likely a rank notices a lost peer by itself
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """All that a run depends on, together with its seed."""
+
+    seed: int
+    layout: Layout
+    faults: tuple[Fault, ...]
+    weather: Weather = field(default_factory=Weather)
+    first_step: int = 1
+    last_step: int = 1_000_000
+    reborn: bool = False  # a new process registers in the place of a killed one
+    early_rng: bool = True  # ranks know the digest of the end of a step when its commit begins
+    drifted: int = -1  # a rank whose random state left the others

@@ -1,0 +1,105 @@
+"""Judges a finished simulation by the true state of its ranks and its disk. Knows no rule of the engine."""
+
+from __future__ import annotations
+
+from .disk import Published
+from .layout import DEADLINES, TICK
+from .simulation import Simulation
+
+_ENDS_WITHIN = DEADLINES.stop + DEADLINES.dump + DEADLINES.exit + 4 * TICK
+_HARMLESS = ("cut",)  # a connection that comes back costs no attempt
+
+
+def judge(simulation: Simulation) -> list[str]:
+    """Everything that is wrong with this run."""
+    found = list(simulation.violations)
+    found += _ends(simulation)
+    for checkpoint in simulation.disk.published:
+        found += _one_state(simulation, checkpoint)
+    found += _no_step_lost(simulation)
+    found += _honest(simulation)
+    found += _saved_where_possible(simulation)
+    return found
+
+
+def check(simulation: Simulation) -> None:
+    """Raises with everything needed to play the run again."""
+    found = judge(simulation)
+    assert not found, (
+        f"\nseed {simulation.scenario.seed}: {found}\n{simulation.scenario}\nstruck: {simulation.struck}\n"
+        f"states: {simulation.timeline}\nclosed: {simulation.closed}\n"
+        + "\n".join(f"{at:8.3f} {stage:8} {text}" for at, stage, text in simulation.engine.timeline[-60:])
+    )
+
+
+def _ends(simulation: Simulation) -> list[str]:
+    if simulation.stopped_at is None:
+        silenced = simulation.closed or simulation.scenario.weather.loss  # training ended, or no word came through
+        return [] if silenced else ["nobody was stopped"]
+    if len(simulation.closed) != 1:
+        return [f"closed {len(simulation.closed)} times, state {simulation.engine.state.value}"]
+    took = simulation.closed[0][0] - simulation.stopped_at
+    return [] if took <= _ENDS_WITHIN else [f"took {took:.1f} s, allowed {_ENDS_WITHIN:.1f} s"]
+
+
+def _one_state(simulation: Simulation, checkpoint: Published) -> list[str]:
+    """Every shard of every part, clean and of one step, with the random state of that step."""
+    layout, step = simulation.scenario.layout, checkpoint.step
+    found = []
+    for shard in layout.holders():
+        part = checkpoint.parts.get(layout.part_of(shard))
+        version = part.shards.get(shard) if part is not None else None
+        if version != step:
+            found.append(f"published step {step} holds {shard} at {version}")
+    for name, part in checkpoint.parts.items():
+        if part is not None and part.rng != f"{name}@{step}":
+            found.append(f"published step {step} has random state {part.rng}")
+    return found[:5]
+
+
+def _no_step_lost(simulation: Simulation) -> list[str]:
+    """S is not below what any live rank completed that could be heard, nor above what the world committed."""
+    step = simulation.engine.step
+    if step < 0 or not simulation.decided_on:
+        return []
+    ranks = simulation.ranks
+    heard = [ranks[number] for number in simulation.decided_on if ranks[number].trusted]
+    best = max((rank.completed for rank in heard), default=0)
+    committed = max(rank.gradients for rank in ranks)
+    if step < best:
+        return [f"S = {step}, but a live rank had completed step {best}"]
+    return [f"S = {step}, but no rank had gradients beyond {committed}"] if step > committed else []
+
+
+def _honest(simulation: Simulation) -> list[str]:
+    """The last words say what is on the disk, and ranks leave with the code that belongs to it."""
+    if len(simulation.closed) != 1:
+        return []
+    closed = simulation.closed[0][1]
+    on_disk = {checkpoint.step for checkpoint in simulation.disk.published}
+    found = []
+    if closed.outcome in ("dumped", "exists") and closed.step not in on_disk:
+        found.append(f"{closed.outcome} step {closed.step}, on disk: {on_disk}")
+    codes = {code for rank in simulation.ranks for code in rank.exit_codes}
+    if closed.outcome == "failed" and codes - {76}:
+        found.append(f"failed, but ranks left with {codes}")
+    if not simulation.scenario.weather.loss and simulation.stopped_at is not None:
+        left_out = [rank for rank in simulation.ranks if rank.alive and not rank.hung and not rank.told_to_leave]
+        found += [f"rank {rank.number} was not told to leave" for rank in left_out[:3]]
+    return found
+
+
+def _saved_where_possible(simulation: Simulation) -> list[str]:
+    """With an unharmed holder of every shard and no more failing attempts than allowed, the dump has to succeed."""
+    if len(simulation.closed) != 1 or simulation.scenario.weather.loss or simulation.scenario.drifted >= 0:
+        return []
+    holders = simulation.scenario.layout.holders()
+    safe = all(any(rank not in simulation.harmed for rank in of_shard) for of_shard in holders.values())
+    # a loss shortly before the decision may become known after it
+    costly = [f for at, f in simulation.struck if at > simulation.decided_at - 0.6 and f.what not in _HARMLESS]
+    nothing = max(rank.gradients for rank in simulation.ranks) == 0 or simulation.engine.step == 0
+    over = any(rank.finished for rank in simulation.ranks)
+    outcome = simulation.closed[0][1].outcome
+    if safe and len(costly) <= 2 and not nothing and not over and outcome not in ("dumped", "exists"):
+        return [f"every shard had an unharmed holder, but: {simulation.closed[0][1].summary}"]
+    return []

@@ -1,0 +1,55 @@
+"""Scenarios drawn from a seed: every kind of fault, at every point of a step and of a dump."""
+
+from __future__ import annotations
+
+import random
+
+from .layout import DUMP_POINTS, FIRST_FAULTS, LATER_FAULTS, RECOVERY_POINTS, STEP_POINTS, Fault, Layout, Scenario, Weather
+
+LAYOUTS = (
+    Layout(1, 2, 2, 1),
+    Layout(1, 4, 2, 2),
+    Layout(2, 2, 2, 2),
+    Layout(2, 4, 2, 2, common=True),
+    Layout(2, 6, 3, 4),
+    Layout(3, 4, 4, 3),
+    Layout(4, 8, 2, 8, common=True),
+)
+CALM = Weather()
+WILD = Weather(duplicate=0.3, reorder=True, delay=0.1)
+LOSSY = Weather(duplicate=0.1, reorder=True, loss=0.03, delay=0.1)
+
+
+def draw(seed: int, weather: Weather = CALM, layout: Layout | None = None, later: int = 3) -> Scenario:
+    """A first fault somewhere in the first steps, and up to `later` more while the job is being saved."""
+    rng = random.Random(seed * 7919 + 1)
+    layout = layout or rng.choice(LAYOUTS)
+    faults = [_first(rng, layout)]
+    if rng.random() < 0.25:  # two at about the same time, one of them perhaps a hang
+        faults.append(_first(rng, layout, (*FIRST_FAULTS, "hang", "hang")))
+    faults += [_later(rng, layout) for _ in range(rng.choice((0, 0, 1, 1, 2, later)))]
+    first_step = rng.choice((1, 1, 41))
+    return Scenario(
+        seed,
+        layout,
+        tuple(faults),
+        weather,
+        first_step=first_step,
+        last_step=first_step + rng.choice((1, 2, 5, 5)),
+        reborn=rng.random() < 0.2,
+        early_rng=rng.random() < 0.5,
+    )
+
+
+def _first(rng: random.Random, layout: Layout, kinds: tuple[str, ...] = FIRST_FAULTS) -> Fault:
+    point = f"{rng.choice(STEP_POINTS)}@{rng.choice((1, 2, 2, 3))}"
+    delay = rng.choice((0.0, rng.random() * 0.05))
+    return Fault(rng.choice(kinds), point, rng.randint(1, layout.world_size), delay)
+
+
+def _later(rng: random.Random, layout: Layout) -> Fault:
+    what = rng.choice(LATER_FAULTS)
+    points = DUMP_POINTS if what in ("fail", "slow") else (*RECOVERY_POINTS, "renamed")
+    point = rng.choice(points)
+    most = layout.world_size if point in ("stopping", "reported") else 3
+    return Fault(what, point, rng.randint(1, most), rng.choice((0.0, 0.0, rng.random() * 0.3)))

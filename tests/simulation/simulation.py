@@ -1,0 +1,249 @@
+"""One simulated incident: ranks, network and disk around a real engine, on a virtual clock, decided by one seed."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import replace
+
+from mindspeed_tft.engine.machine import Engine
+from mindspeed_tft.engine.types import (
+    Action,
+    Closed,
+    Event,
+    Heartbeat,
+    Order,
+    RankLost,
+    Registered,
+    Reported,
+    Stop,
+    Tick,
+)
+
+from .disk import Disk
+from .job import Collective, SimRank
+from .layout import DEADLINES, TICK, Fault, Scenario
+
+
+class Simulation:
+    """`run` plays the scenario to its end; what is seen on the way is kept for the oracle."""
+
+    def __init__(self, scenario: Scenario) -> None:
+        self.scenario = scenario
+        self.random = random.Random(scenario.seed)
+        self.disk = Disk()
+        self.engine = Engine(DEADLINES, scenario.layout.world_size)
+        self.ranks = [SimRank(self, info) for info in scenario.layout.infos()]
+        self.now = 0.0
+        self.violations: list[str] = []
+        self.closed: list[tuple[float, Closed]] = []
+        self.stopped_at: float | None = None
+        self.decided_on: set[int] = set()  # ranks alive whose reports had arrived when S was fixed
+        self.harmed: set[int] = set()
+        self.struck: list[tuple[float, Fault]] = []  # faults that really happened, and when
+        self.decided_at = float("inf")
+        self.timeline: list[tuple[float, str]] = []
+        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        self._count = 0
+        self._armed: dict[str, list[Fault]] = {}
+        for fault in scenario.faults:
+            self._armed.setdefault(fault.point, []).append(fault)
+        self._reached: dict[str, int] = {}
+        self._collectives: dict[tuple[str, int, str], Collective] = {}
+        self._heard: set[int] = set()
+
+    # ------------------------------------------------------------------------------------------------ running
+
+    def run(self) -> Simulation:
+        for rank in self.ranks:
+            self.after(self.jitter(0.2), lambda rank=rank: self._start(rank))
+        self.after(TICK, self._tick)
+        limit = 300.0
+        while self._queue:
+            self.now, _, action = heapq.heappop(self._queue)
+            if self.now > limit or (self.closed and self.now > self.closed[0][0] + 1.0):
+                break
+            action()
+        return self
+
+    def _start(self, rank: SimRank) -> None:
+        self.say(rank, Registered(0.0, rank.info))
+        self._beat(rank)
+        self.after(0.3, rank.begin)
+
+    def _beat(self, rank: SimRank) -> None:
+        if rank.alive and not rank.hung and self.scenario.layout.world_size <= 64:
+            self.say(rank, Heartbeat(0.0, rank.number, rank.step, "step"))
+            self.after(DEADLINES.heartbeat, lambda: self._beat(rank))
+
+    def _tick(self) -> None:
+        self._feed(Tick(0.0))
+        self.after(TICK, self._tick)
+
+    def _feed(self, event: Event) -> None:
+        if isinstance(event, Reported):
+            self._heard.add(event.report.rank)
+        before = self.engine.state
+        actions = self.engine.handle(replace(event, at=self.now))
+        if self.decided_at > self.now and self.engine.step > 0:
+            self.decided_at = self.now
+            self.decided_on = {rank for rank in self._heard if self.ranks[rank].alive}
+        if self.engine.state is not before:
+            self.timeline.append((self.now, self.engine.state.value))
+        for action in actions:
+            self._do(action)
+
+    def _do(self, action: Action) -> None:
+        if self.closed and not isinstance(action, (Stop, Order, Closed)):
+            return
+        if isinstance(action, Stop):
+            self.stopped_at = self.now if self.stopped_at is None else self.stopped_at
+            for number in action.ranks:
+                self._tell(self.ranks[number], self.ranks[number].stop)
+        elif isinstance(action, Order):
+            rank = self.ranks[action.rank]
+            self._tell(rank, lambda: rank.order(action))
+        elif isinstance(action, Closed):
+            self.closed.append((self.now, action))
+
+    # ------------------------------------------------------------------------------------------------ the job's world
+
+    def after(self, seconds: float, action: Callable[[], None]) -> None:
+        self._count += 1
+        heapq.heappush(self._queue, (self.now + seconds, self._count, action))
+
+    def jitter(self, most: float) -> float:
+        return self.random.random() * most
+
+    def coin(self, chance: float) -> bool:
+        return self.random.random() < chance
+
+    def violation(self, text: str) -> None:
+        self.violations.append(text)
+
+    def collective(self, rank: SimRank, name: str) -> Collective:
+        group = "world" if name in ("clip", "commit") else rank.info.part
+        key = (name, rank.step, group)
+        if key not in self._collectives:
+            layout = self.scenario.layout
+            self._collectives[key] = Collective(self, name, layout.world_size if group == "world" else layout.d)
+        return self._collectives[key]
+
+    def died(self, rank: SimRank, message: str) -> None:
+        self.after(
+            rank.link.clear_up - self.now + self.jitter(0.3) if rank.link.clear_up > self.now else self.jitter(0.3),
+            lambda: self._feed(RankLost(0.0, rank.number, message)),
+        )
+        if self.scenario.reborn and not rank.exit_codes:
+            newcomer = replace(rank.info, pid=rank.info.pid + 5000)
+            self.after(self.jitter(2.0), lambda: self._feed(Registered(0.0, newcomer)))
+
+    # ------------------------------------------------------------------------------------------------ faults
+
+    def reach(self, rank: SimRank, point: str) -> None:
+        """A rank comes to a point where a fault may be waiting for it."""
+        armed = self._armed.get(point)
+        if not armed:
+            return
+        self._reached[point] = self._reached.get(point, 0) + 1
+        for fault in armed:
+            if fault.count == self._reached[point]:
+                if fault.delay:
+                    self.after(fault.delay, lambda fault=fault: self._strike(rank, fault))
+                else:
+                    self._strike(rank, fault)
+
+    def _strike(self, rank: SimRank, fault: Fault) -> None:
+        if not rank.alive:
+            return
+        self.struck.append((self.now, fault))
+        self.harmed.add(rank.number)
+        if fault.what == "kill":
+            rank.kill()
+        elif fault.what == "kill_host":
+            for other in self.ranks:
+                if other.info.host == rank.info.host:
+                    self.harmed.add(other.number)
+                    self.after(self.jitter(0.05), lambda other=other: other.kill("host lost power"))
+        elif fault.what == "raise":
+            rank.crash("exception", "RuntimeError: something broke")
+        elif fault.what == "terminate":
+            rank.terminate()
+        elif fault.what == "memory":
+            rank.damage()
+        elif fault.what == "hang":
+            rank.hung = True
+        elif fault.what in ("fail", "slow"):
+            rank.spell = fault.what
+        elif fault.what == "cut":
+            self._cut(rank)
+        else:
+            raise ValueError(fault.what)
+
+    # ------------------------------------------------------------------------------------------------ the network
+
+    def say(self, rank: SimRank, event: Event) -> None:
+        """Rank to engine."""
+        link = rank.link
+        if not link.up:
+            if not isinstance(event, Heartbeat):
+                link.unsaid.append(event)
+            return
+        number = link.number
+        for _ in range(self._copies()):
+            at = self._arrival(link.clear_up)
+            link.clear_up = max(link.clear_up, at)
+            self.after(at - self.now, lambda: self._arrived(rank, event, number))
+
+    def _arrived(self, rank: SimRank, event: Event, number: int) -> None:
+        link = rank.link
+        if number == link.number:
+            self._feed(event)
+        elif not isinstance(event, Heartbeat):
+            self._say_again(rank, event)  # it was in flight when the connection broke
+
+    def _say_again(self, rank: SimRank, event: Event) -> None:
+        if rank.link.up:
+            self.say(rank, event)
+        else:
+            rank.link.unsaid.append(event)
+
+    def _tell(self, rank: SimRank, action: Callable[[], None]) -> None:
+        """Engine to rank."""
+        link = rank.link
+        number = link.number
+        if not link.up:
+            return
+        for _ in range(self._copies()):
+            at = self._arrival(link.clear_down)
+            link.clear_down = max(link.clear_down, at)
+            self.after(at - self.now, lambda: action() if link.number == number else None)
+
+    def _copies(self) -> int:
+        weather = self.scenario.weather
+        if weather.loss and self.coin(weather.loss):
+            return 0
+        return 2 if weather.duplicate and self.coin(weather.duplicate) else 1
+
+    def _arrival(self, not_before: float) -> float:
+        at = self.now + self.jitter(self.scenario.weather.delay)
+        return at if self.scenario.weather.reorder else max(at, not_before)
+
+    def _cut(self, rank: SimRank) -> None:
+        """The connection breaks and comes back."""
+        link = rank.link
+        if not link.up:
+            return
+        link.up, link.number = False, link.number + 1
+        self.after(self.jitter(1.0), lambda: self._reconnect(rank))
+
+    def _reconnect(self, rank: SimRank) -> None:
+        link = rank.link
+        if not rank.alive:
+            return
+        link.up = True
+        self.say(rank, Registered(0.0, rank.info))
+        unsaid, link.unsaid = link.unsaid, []
+        for event in unsaid:
+            self.say(rank, event)

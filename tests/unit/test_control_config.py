@@ -1,0 +1,87 @@
+"""Where the control processes of a host meet, and who may not get there."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from mindspeed_tft.control import config as module
+from mindspeed_tft.control.config import ControlConfig, ControlRefused, ControlUnavailable
+
+sys.path.insert(0, str(Path(__file__).parent))
+from control_support import DEADLINES, config
+
+
+def test_a_config_comes_back_from_json(tmp_path: Path) -> None:
+    cfg = config(tmp_path, 4, port=1234, tls_dir="/certs")
+    assert ControlConfig.from_json(cfg.to_json()) == cfg
+
+
+def test_what_torchrun_says_is_taken() -> None:
+    env = {
+        "WORLD_SIZE": "8", "LOCAL_WORLD_SIZE": "4", "GROUP_RANK": "1", "GROUP_WORLD_SIZE": "2", "MASTER_ADDR": "node0",
+        "MASTER_PORT": "29500", "TORCHELASTIC_RUN_ID": "job7", "TORCHELASTIC_RESTART_COUNT": "2",
+    }  # fmt: skip
+    cfg = ControlConfig.from_env(DEADLINES, "/incidents", env, run_name="llama")
+    assert (cfg.world_size, cfg.local_world_size, cfg.node_rank, cfg.nnodes) == (8, 4, 1, 2)
+    assert (cfg.run_id, cfg.run_name, cfg.restart, cfg.controller_host) == ("job7", "llama", 2, "node0")
+    assert cfg.launcher_pid == os.getppid()
+    cfg = ControlConfig.from_env(DEADLINES, "/incidents", {**env, "TTP_ADDR": "10.0.0.1"})
+    assert cfg.controller_host == "10.0.0.1"
+    alone = ControlConfig.from_env(DEADLINES, "/incidents", {})
+    assert (alone.world_size, alone.nnodes, alone.launcher_pid) == (1, 1, 0)
+
+
+@pytest.mark.parametrize(
+    "other", [{"run_id": "b"}, {"master": "x:1"}, {"restart": 1}, {"node_rank": 1}], ids=lambda o: next(iter(o))
+)
+def test_jobs_that_differ_do_not_meet(tmp_path: Path, other: dict[str, object]) -> None:
+    cfg = config(tmp_path)
+    base = str(tmp_path)
+    short = module.meeting_dir(cfg, "/tmp")
+    assert short == module.meeting_dir(replace(cfg, host="x", world_size=9), "/tmp")
+    assert short != module.meeting_dir(replace(cfg, **other), "/tmp"), base  # type: ignore[arg-type]
+
+
+def test_a_path_that_is_too_long_for_a_socket_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    long = tmp_path / ("x" * 80)
+    long.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
+    found = module.meeting_dir(config(tmp_path))
+    assert not str(found).startswith(str(long))
+    assert len(f"{found}/ctl-0123456789ab.sock") < 108
+    with pytest.raises(ControlUnavailable, match="TMPDIR"):
+        module.meeting_dir(config(tmp_path), str(long))
+
+
+def test_a_runtime_directory_that_is_not_there_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "/run/user/no-such-user")
+    assert not str(module.meeting_dir(config(tmp_path))).startswith("/run/user/no")
+
+
+def test_a_directory_that_others_can_read_is_refused(tmp_path: Path) -> None:
+    open_to_all = tmp_path / "tft-0" / "abc"
+    open_to_all.mkdir(parents=True)
+    open_to_all.parent.chmod(0o700)
+    open_to_all.chmod(0o755)
+    with pytest.raises(ControlRefused, match="not a private directory"):
+        module.make_private(open_to_all)
+
+
+def test_a_link_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
+    real = tmp_path / "real"
+    real.mkdir(mode=0o700)
+    (tmp_path / "tft-0").mkdir(mode=0o700)
+    (tmp_path / "tft-0" / "abc").symlink_to(real)
+    with pytest.raises(ControlRefused, match="not a private directory"):
+        module.make_private(tmp_path / "tft-0" / "abc")
+
+
+def test_a_private_file_is_private(tmp_path: Path) -> None:
+    module.write_private(tmp_path / "file", "text")
+    assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]

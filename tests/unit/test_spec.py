@@ -1,0 +1,135 @@
+"""Faults and layouts are read as DRILL.md writes them; everything else is refused with a message that helps."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from mindspeed_tft.faults.spec import (
+    KINDS,
+    PHASES,
+    STEP_PHASES,
+    FaultSpec,
+    Layout,
+    SpecError,
+    check_drill,
+    check_replicas,
+    format_faults,
+    parse_fault,
+    parse_faults,
+    parse_layout,
+)
+
+
+def test_a_fault_is_read() -> None:
+    assert parse_fault("kill@1:7:backward") == FaultSpec("kill", 1, 7, "backward")
+    assert parse_fault("uce-low@12:345") == FaultSpec("uce-low", 12, 345, None)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("phase", PHASES)
+def test_all_kinds_and_phases_are_known_and_survive_the_environment(kind: str, phase: str) -> None:
+    faults = (FaultSpec(kind, 3, 2, phase), FaultSpec(kind, 0, 9))
+    assert parse_faults(format_faults(faults)) == faults
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "KIND@RANK:STEP"),
+        ("kill", "KIND@RANK:STEP"),
+        ("kill@1", "KIND@RANK:STEP"),
+        ("kill@-1:7", "KIND@RANK:STEP"),
+        ("kill@1:7:", "KIND@RANK:STEP"),
+        ("kill@1:7:update:x", "KIND@RANK:STEP"),
+        ("kil@1:7", "known kinds: kill term segv"),
+        ("kill@1:7:updat", "known phases: data forward"),
+        ("kill@1:0", "first step is 1"),
+    ],
+)
+def test_a_wrong_fault_is_refused_with_what_would_be_right(text: str, named: str) -> None:
+    with pytest.raises(SpecError, match="--fault") as refused:
+        parse_fault(text)
+    assert named in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "layout", "world_size"),
+    [
+        ("dp4", Layout(dp=4), 4),
+        ("tp2dp2", Layout(tp=2, dp=2), 4),
+        ("pp2dp2", Layout(pp=2, dp=2), 4),
+        ("tp2pp2dp2", Layout(tp=2, pp=2, dp=2), 8),
+        ("dp2cp2ep2", Layout(dp=2, cp=2, ep=2), 8),
+    ],
+)
+def test_a_layout_is_read(text: str, layout: Layout, world_size: int) -> None:
+    assert parse_layout(text) == layout
+    assert parse_layout(str(layout)) == layout
+    assert layout.world_size == world_size
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "for example dp4"),
+        ("4", "for example dp4"),
+        ("dp", "for example dp4"),
+        ("dp4-tp2", "for example dp4"),
+        ("xp4", "known axes: dp tp pp ep cp"),
+        ("dp4dp2", "twice"),
+        ("dp0", "sizes start at 1"),
+    ],
+)
+def test_a_wrong_layout_is_refused(text: str, named: str) -> None:
+    with pytest.raises(SpecError, match="--layout") as refused:
+        parse_layout(text)
+    assert named in str(refused.value)
+
+
+def test_replicas_must_divide_the_data_parallel_size() -> None:
+    check_replicas(Layout(dp=4), 2)
+    check_replicas(Layout(dp=4), 4)
+    with pytest.raises(SpecError, match="fitting: 1 2 4"):
+        check_replicas(Layout(dp=4), 3)
+    with pytest.raises(SpecError, match="--replicas 2: the data-parallel size 1"):
+        check_replicas(Layout(tp=4), 2)
+
+
+def _check(preset: str = "dump", layout: str = "dp4", fault: str = "kill@1:7:backward", steps: int = 12) -> None:
+    check_drill(preset, parse_layout(layout), [parse_fault(fault)], steps, replicas=2)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        ({"preset": "dmup"}, "known presets: dump retry"),
+        ({"preset": "retry"}, "available: dump"),
+        ({"fault": "uce@1:7"}, "available: kill term segv exc"),
+        ({"fault": "kill@1:7:eval"}, "available: data forward"),
+        ({"fault": "kill@4:7"}, "ranks 0 to 3"),
+        ({"fault": "kill@1:12"}, "one of 2 to 11"),
+        ({"fault": "kill@1:1"}, "one of 2 to 11"),
+        ({"steps": 2}, "expected 3 to 100"),
+        ({"steps": 1000}, "expected 3 to 100"),
+        ({"layout": "ep2dp2"}, "available axes: dp tp pp"),
+        ({"layout": "dp1tp4"}, "--replicas 2"),
+    ],
+)
+def test_what_cannot_be_drilled_is_refused_before_anything_starts(arguments: dict[str, object], named: str) -> None:
+    _check()
+    with pytest.raises(SpecError) as refused:
+        _check(**arguments)  # type: ignore[arg-type]
+    assert named in str(refused.value)
+
+
+def test_a_fault_without_phase_gets_one_from_the_seed_and_leaves_the_global_generator_alone() -> None:
+    before = random.getstate()
+    fault = parse_fault("kill@1:7")
+    chosen = [fault.settled(seed) for seed in range(200)]
+    assert {one.phase for one in chosen} == set(STEP_PHASES)
+    assert chosen == [fault.settled(seed) for seed in range(200)]
+    assert random.getstate() == before
+    named = parse_fault("kill@1:7:update")
+    assert named.settled(3) == named

@@ -1,0 +1,67 @@
+"""Waiting in slices: the operation's own end counts, and an abort ends every wait."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+
+import pytest
+
+from mindspeed_tft.groups.waiting import Abort, Interrupted, wait_in_slices, wait_on_helper
+
+
+class Work:
+    """An operation that ends when told to. `late`: it ends just after a slice timed out, before anybody looks."""
+
+    def __init__(self, late: bool = False, error: str = "") -> None:
+        self.ended, self.late, self.error = threading.Event(), late, error
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        if not self.ended.wait(timeout.total_seconds() if timeout else 30):
+            if self.late:
+                self.ended.set()
+            raise RuntimeError("Operation timed out!")
+        if self.error:
+            raise RuntimeError(self.error)
+
+    def is_completed(self) -> bool:
+        return self.ended.is_set()
+
+
+def test_an_operation_that_ends_right_after_a_slice_has_ended_well() -> None:
+    wait_in_slices(Work(late=True), Abort())
+
+
+def test_an_operation_that_fails_right_after_a_slice_fails_with_its_own_error() -> None:
+    with pytest.raises(RuntimeError, match="connection closed"):
+        wait_in_slices(Work(late=True, error="connection closed"), Abort())
+
+
+@pytest.mark.parametrize("wait", [wait_in_slices, wait_on_helper])
+def test_an_abort_ends_a_wait_that_has_begun(wait: object) -> None:
+    abort, work = Abort(), Work()
+    threading.Timer(0.05, abort.set, ["told"]).start()
+    begin = time.monotonic()
+    with pytest.raises(Interrupted, match="told"):
+        wait(work, abort)  # type: ignore[operator]
+    assert time.monotonic() - begin < 1
+    work.ended.set()
+
+
+@pytest.mark.parametrize("wait", [wait_in_slices, wait_on_helper])
+def test_an_abort_from_before_is_seen(wait: object) -> None:
+    abort, work = Abort(), Work()
+    abort.set("before")
+    with pytest.raises(Interrupted):
+        wait(work, abort)  # type: ignore[operator]
+    work.ended.set()
+
+
+def test_the_helper_hands_over_result_and_error() -> None:
+    done, failed = Work(), Work(error="connection closed")
+    done.ended.set()
+    failed.ended.set()
+    wait_on_helper(done, Abort())
+    with pytest.raises(RuntimeError, match="connection closed"):
+        wait_on_helper(failed, Abort())
