@@ -18,7 +18,7 @@ from mindspeed_tft import arguments
 from mindspeed_tft.control import launch
 from mindspeed_tft.control.config import ControlConfig, ControlRefused, ControlUnavailable
 from mindspeed_tft.control.processor import Processor
-from mindspeed_tft.recovery import resume
+from mindspeed_tft.recovery import launcher
 from mindspeed_tft.recovery.session import Session
 from mindspeed_tft.registry import REGISTRY
 from mindspeed_tft.replica import holders
@@ -90,12 +90,13 @@ def protect(host: Any) -> None:
     if not link.start(info, config.start):
         log.error("*** rank %d trains WITHOUT protection for now, see above ***", rank)
     save = str(host.save_directory())
-    _session = Session(host, link, deadlines, resume=lambda _step: resume.command(save))
+    _session = Session(host, link, deadlines, resume=lambda _step: launcher.resume_command(save))
     _catch_signals(_session)
     _catch_uncaught(_session)
     atexit.register(_goodbye, link)
     if rank == 0:
         _tell_replicas(_settings, host)
+        _warn_of_patience(_settings)
 
 
 def _groups() -> Any:
@@ -152,6 +153,16 @@ def _tell_replicas(found: Settings, host: Any) -> None:
         f"memory: {holders.formula(precision)} = {holders.bytes_per_parameter(precision, count, size):g} bytes a"
         f" parameter ({precision.value}); without replicas {holders.bytes_per_parameter_plain(precision, size):g}"
     )
+
+
+def _warn_of_patience(found: Settings) -> None:
+    patience = launcher.patience(launcher.words())
+    if patience is not None and patience < found.tft_deadline:
+        _say(
+            f"note: torchrun kills the survivors of a fault after {patience:g} s, --tft-deadline allows"
+            f" {found.tft_deadline:g} s; for large models start with tftrun, or add --shutdown-timeout"
+            f" {found.tft_deadline:g} to torchrun"
+        )
 
 
 def after_first_step() -> None:

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mindspeed_tft import arguments, runtime
+from mindspeed_tft import arguments
 from mindspeed_tft.patches import mindspeed
 from mindspeed_tft.patches.groups import PARSER
 from mindspeed_tft.registry import REGISTRY
@@ -66,6 +66,8 @@ def validate_args(wrapped: Callable[..., Any], _instance: Any, args: Arguments, 
         arguments.or_exit(lambda: check_port(settings), 0)
     space.num_distributed_optimizer_instances = settings.replicas
     result = wrapped(*args, **kwargs)
+    from mindspeed_tft import runtime  # not at the top: with every feature off none of it is even imported
+
     runtime.enable(settings, origin)
     return result
 

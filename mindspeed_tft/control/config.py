@@ -59,6 +59,11 @@ class ControlConfig:
     def tcp(self) -> bool:
         return self.nnodes > 1 or self.port is not None
 
+    def tcp_host(self) -> str:
+        """A single host with a port of its own stays on loopback, unless it was made safe or said to be."""
+        alone = self.nnodes == 1 and self.tls_dir is None and not self.insecure
+        return "127.0.0.1" if alone else self.controller_host
+
     def tcp_port(self) -> int:
         return DEFAULT_PORT if self.port is None else self.port
 

@@ -132,7 +132,7 @@ class Controller:
         mode = tls.mode(self._config)
         if mode == "unix":
             return
-        host, port = self._config.controller_host, self._config.tcp_port()
+        host, port = self._config.tcp_host(), self._config.tcp_port()
         address = self._try_port(host, port)
         credentials = tls.server_credentials(self._config)
         try:
@@ -230,8 +230,9 @@ class Controller:
             self._print(self._last_words)
 
     def _print(self, lines: list[str]) -> None:
-        for line in lines:
-            print(f"[mindspeed_tft] {line}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # nobody reads our stderr any more; the incident file has the words too
+            for line in lines:
+                print(f"[mindspeed_tft] {line}", file=sys.stderr, flush=True)
 
     # ---------------------------------------------------------------------------------- relays
 

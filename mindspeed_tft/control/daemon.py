@@ -102,7 +102,11 @@ def detach(timeout: float) -> int:
             break
         text += data
     if text == b"ready\n":
-        _leave(OK, "ready")
+        try:
+            _leave(OK, "ready")
+        except BrokenPipeError:  # who wanted it is dead: it would only wait for somebody to come
+            os.kill(child, signal.SIGKILL)
+            os._exit(FAILED)
     _, status = os.waitpid(child, 0)
     _leave(os.waitstatus_to_exitcode(status) or FAILED, text.decode().strip() or "ended before it was ready")
     raise AssertionError("unreachable")

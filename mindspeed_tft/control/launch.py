@@ -51,7 +51,7 @@ def start_host(config: ControlConfig, directory: Path, controller: bool) -> Path
     file = directory / f"config-{nonce}.json"
     write_private(file, config.to_json())
     socket_path, unix = directory / RELAY_SOCKET, directory / f"ctl-{nonce}.sock"
-    address = f"unix:{unix}" if controller else f"{config.controller_host}:{config.tcp_port()}"
+    address = f"unix:{unix}" if controller else f"{config.tcp_host()}:{config.tcp_port()}"
     write_private(directory / ADDRESS_FILE, address)
     names: dict[str, list[str]] = {}
     if controller:

@@ -1,9 +1,14 @@
-"""Watching the end of a process that is not our child, by pidfd: the descriptor becomes readable when it dies."""
+"""Watching the end of a process that is not our child.
+
+A pidfd becomes readable when the process is gone, which is exact and can be late: the kernel first releases its memory,
+seconds for a training rank. What it cannot come back from is seen at once in /proc, and has to be looked for.
+"""
 
 from __future__ import annotations
 
 import os
 import select
+import signal
 
 
 def open_pidfd(pid: int) -> int:
@@ -27,3 +32,30 @@ def is_dead(pidfd: int) -> bool:
     poll = select.poll()
     poll.register(pidfd, select.POLLIN)
     return bool(poll.poll(0))
+
+
+_PF_EXITING = 0x4
+_SIGKILL_PENDING = 1 << (signal.SIGKILL - 1)
+
+
+def is_ending(pid: int) -> bool:
+    """True when no thread of the process will ever run its own code again.
+
+    Each is in the kernel's exit path, or has a pending SIGKILL that it will meet there. A process whose first thread
+    ended while others go on is not ending.
+    """
+    try:
+        if not _task_ends(f"/proc/{pid}/stat"):
+            return False
+        return all(_task_ends(f"/proc/{pid}/task/{task}/stat") for task in os.listdir(f"/proc/{pid}/task"))
+    except (FileNotFoundError, ProcessLookupError):
+        return True  # it is gone altogether, or a thread of it just now: the pidfd will tell, or the next look
+    except OSError:
+        return False  # no /proc that we may read: the pidfd tells all the same, later
+
+
+def _task_ends(path: str) -> bool:
+    with open(path, "rb") as file:
+        # Behind the name, which may hold anything: state, ..., flags (7th), ..., pending signals (29th).
+        fields = file.read().rpartition(b")")[2].split()
+    return bool(int(fields[6]) & _PF_EXITING or int(fields[28]) & _SIGKILL_PENDING)

@@ -72,7 +72,7 @@ class Processor:
         self._frames = FrameReader()
         self._out = bytearray()
         self._outbox: collections.deque[wire.RankSays] = collections.deque()
-        self._remembered: list[wire.RankSays] = []  # said again after a reconnect
+        self._remembered: list[wire.RankSays] = []  # by the I/O thread alone; said again after a reconnect
         self._seq = 0
         self._welcomed = False
         self._protected = False
@@ -191,14 +191,23 @@ class Processor:
         return self._info.rank
 
     def _say(self, event: t.Event) -> None:
-        with self._lock:
+        """Hands a word to the I/O thread. Takes no lock: a signal handler may call it in the middle of itself."""
+        self._outbox.append(codec.says(event))
+        self._wake()
+
+    def _take_outbox(self) -> None:
+        """Numbers what the main thread said, so that the controller can tell what it heard before, and sends it."""
+        while self._outbox:
+            message = self._outbox.popleft()
             self._seq += 1
-            message = codec.says(event, self._seq)
+            message.seq = self._seq
             if len(self._remembered) < _MAX_REMEMBERED:
                 self._remembered.append(message)
-            if self._welcomed:  # else it goes out with what is remembered, once a relay is there
-                self._outbox.append(message)
-        self._wake()
+            self._out += pack(message)
+
+    def _say_again(self) -> None:
+        for message in self._remembered:
+            self._out += pack(message)
 
     def _wake(self) -> None:
         if self._wake_in >= 0:
@@ -277,9 +286,8 @@ class Processor:
                 if self._welcomed and now >= beat:
                     self._out += pack(codec.says(t.Heartbeat(0.0, self._rank, self.step, self.phase)))
                     beat = now + self._deadlines.heartbeat
-                with self._lock:
-                    while self._outbox:
-                        self._out += pack(self._outbox.popleft())
+                if self._welcomed:
+                    self._take_outbox()
                 self._flush(sock)
                 if self._closing and not self._out:
                     return
@@ -323,8 +331,7 @@ class Processor:
             with self._lock:
                 self._welcomed = self._ever = True
                 self._refused = ""
-                self._outbox.clear()
-                self._outbox.extend(self._remembered)
+            self._say_again()
             self._set_protected(message.welcome.protected)
         elif kind == "refused":
             self._refused = message.refused.reason
@@ -337,9 +344,7 @@ class Processor:
                 self._known_orders.add(order.id)
                 self._orders.put(order)
         elif kind == "resync":
-            with self._lock:
-                self._outbox.clear()
-                self._outbox.extend(self._remembered)
+            self._say_again()
         elif kind == "goodbye_seen":
             with self._lock:
                 self._goodbye_seen = True
@@ -386,7 +391,6 @@ class Processor:
         with self._lock:
             was_up = self._welcomed and self._protected
             self._welcomed = self._protected = False
-            self._outbox.clear()
             self._lock.notify_all()
         if self._sock is not None:
             self._sock.close()

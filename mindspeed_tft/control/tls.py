@@ -59,10 +59,10 @@ def mode(config: ControlConfig) -> str:
         return "unix"
     if config.tls_dir:
         return "tls"
-    if config.insecure or is_loopback(config.controller_host):
+    if config.insecure or is_loopback(config.tcp_host()):
         return "plain"
     raise ControlRefused(
-        f"--tft-tls-dir: the controller at {config.controller_host} would take orders from anybody who reaches its "
+        f"--tft-tls-dir: the controller at {config.tcp_host()} would take orders from anybody who reaches its "
         "port; give a directory with ca.crt, node.crt and node.key, or --tft-insecure on a network that you trust"
     )
 

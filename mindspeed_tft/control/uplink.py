@@ -83,6 +83,9 @@ class UplinkKeeper:
                 reason = tls.explain(self._uplink.address, error.code(), error.details())
             except (codec.WireError, OSError, asyncio.TimeoutError) as error:
                 reason = str(error) or f"no answer from the controller at {self._uplink.address}"
+            except Exception as error:
+                log.exception("the stream to the controller failed; it is opened again")
+                reason = f"{type(error).__name__}: {error}"
             if self.up:
                 pause = _BACK_OFF[0]
             self.up = False
@@ -128,8 +131,8 @@ class UplinkKeeper:
         return True
 
     async def _write(self, call: Call) -> None:
-        while True:
+        message = wire.HostSays()
+        while not message.bye:  # nothing may follow the last word
             message = await self._queue.get()
             await asyncio.wait_for(call.write(message), self._uplink.deadlines.heartbeat_lost)
-            if message.bye:
-                await asyncio.wait_for(call.done_writing(), self._uplink.deadlines.heartbeat_lost)
+        await asyncio.wait_for(call.done_writing(), self._uplink.deadlines.heartbeat_lost)

@@ -98,7 +98,7 @@ class Dump:
         elif not agreement.provable:
             self._fail(agreement.reason)
         elif agreement.step == 0:
-            self._fail("no step was completed: nothing to save")
+            self._fail("no step was completed, there is nothing to save")
         else:
             desk.note(f"S = {agreement.step}: {agreement.reason}")
             self._plan()

@@ -24,7 +24,8 @@ from mindspeed_tft.faults.verdict import Compared, Evidence, Verdict
 PROGRAM = "mindspeed_tft.faults.gpt_job"
 
 INCIDENTS = "tft_incidents"  # the controller's default, in the --save directory
-STAGES = ("detect", "stop", "decide", "reboot", "regroup", "repair", "rollback", "first_step", "total")
+# In the order in which they pass; `dump` and `exit` belong to this preset alone.
+STAGES = ("detect", "stop", "decide", "dump", "exit", "reboot", "regroup", "repair", "rollback", "first_step", "total")
 
 _DUMP_STAGES = ("finish", "stage", "write", "publish")  # of the engine; a drill counts them as one: `dump`
 
@@ -212,11 +213,11 @@ def _device_flags() -> list[str]:
     return ["--distributed-backend", "gloo", "--use-cpu-initialization"]
 
 
-def _stock_flags(plan: Plan) -> tuple[str, ...]:
+def stock_flags(plan: Plan) -> tuple[str, ...]:
     return (*training_flags(plan), "--num-distributed-optimizer-instances", str(plan.replicas))
 
 
-def _plugin_flags(plan: Plan) -> tuple[str, ...]:
+def plugin_flags(plan: Plan) -> tuple[str, ...]:
     return (*training_flags(plan), "--enable-high-availability", "--optimizer-replica-num", str(plan.replicas))
 
 
@@ -257,7 +258,7 @@ class Rehearsal:
             gpt_job.ENV_STEPS: str(self.broken_steps),
         }
         # Saved by the dump alone: an ordinary checkpoint near the fault would make its work easier.
-        flags = (*_plugin_flags(plan), "--save", str(self.dump), "--save-interval", str(plan.steps + 1))
+        flags = (*plugin_flags(plan), "--save", str(self.dump), "--save-interval", str(plan.steps + 1))
         ended = self._run("broken", gpt_job.WITH_PLUGIN, flags, env, plan.launcher)
         self._listener.done(_how(ended))
         return ended
@@ -268,7 +269,7 @@ class Rehearsal:
         self._listener.stage("resumed", "from the dump, without the plugin", saved + 1, plan.steps)
         places = ("--load", str(self.dump), "--save", str(self.final), "--save-interval", str(plan.steps))
         env = {gpt_job.ENV_STEPS: str(self.resumed_steps)}
-        ended = self._run("resumed", gpt_job.WITHOUT_PLUGIN, (*_stock_flags(plan), *places), env)
+        ended = self._run("resumed", gpt_job.WITHOUT_PLUGIN, (*stock_flags(plan), *places), env)
         self._listener.done(_how(ended))
         return ended
 
@@ -304,7 +305,7 @@ class Rehearsal:
         return self.work / "faults.jsonl"
 
     def _make_reference(self, entry: Path) -> None:
-        flags = (*_stock_flags(self.plan), "--save", str(entry / "save"), "--save-interval", "1")
+        flags = (*stock_flags(self.plan), "--save", str(entry / "save"), "--save-interval", "1")
         ended = self._run("reference", gpt_job.WITHOUT_PLUGIN, flags, {})
         if ended.returncode != 0:
             raise JobFailed(ended)
@@ -312,7 +313,7 @@ class Rehearsal:
     def _reference_key(self) -> dict[str, Any]:
         program = sources_digest(Path(gpt_job.__file__), *(_module_path(name) for name in _CPU_MODULES))
         return {
-            "flags": _stock_flags(self.plan),
+            "flags": stock_flags(self.plan),
             "world_size": self.plan.layout.world_size,
             "program": program,
             "megatron": sources_digest(*self._sources),
@@ -435,7 +436,7 @@ def stage_seconds(
     found: dict[str, float | None] = dict.fromkeys(STAGES)
     if incident is not None:
         spent = incident["seconds"]
-        found.update({name: spent[name] for name in (*STAGES[1:-1], "exit") if name in spent})
+        found.update({name: spent[name] for name in STAGES if name in spent and name not in ("reboot", "total")})
         found["dump"] = sum(spent.get(name, 0.0) for name in _DUMP_STAGES)
         if fault is not None:
             found["detect"] = incident["opened"] - fault

@@ -11,7 +11,10 @@ import json
 import logging
 import os
 import platform
+import queue
+import threading
 import time
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
 from typing import Any
@@ -24,6 +27,7 @@ SCHEMA = 1
 EVENTS_FILE = "events.jsonl"
 _PACKAGES = ("mindspeed_tft", "torch", "torch_npu", "megatron-core", "grpcio", "protobuf")
 _MAX_KEPT = 100_000
+_MAX_WAITING = 200_000
 
 
 def versions() -> dict[str, str]:
@@ -42,6 +46,35 @@ def as_dict(item: t.Event | t.Action) -> dict[str, Any]:
     return {"what": type(item).__name__, **dataclasses.asdict(item)}
 
 
+class _Pen(threading.Thread):
+    """Writes in a thread of its own: a shared file system that hangs must not hold the controller."""
+
+    def __init__(self) -> None:
+        super().__init__(name="tft-incident-writer", daemon=True)
+        self._jobs: queue.Queue[Callable[[], None]] = queue.Queue(_MAX_WAITING)
+        self._failed = False
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            job = self._jobs.get()  # ends with the process
+            try:
+                job()
+            except OSError as error:
+                self.complain(error)
+
+    def submit(self, job: Callable[[], None]) -> None:
+        try:
+            self._jobs.put_nowait(job)
+        except queue.Full:
+            self.complain("the file system does not keep up")
+
+    def complain(self, error: object) -> None:
+        if not self._failed:
+            self._failed = True
+            log.warning("events or incidents cannot be written: %s; going on without", error)
+
+
 class Recorder:
     """Collects an incident while it goes on. Times of events are monotonic; `wall` moves them to the calendar."""
 
@@ -49,7 +82,7 @@ class Recorder:
         self._directory = Path(directory)
         self._run = run
         self._offset = time.time() - time.monotonic()
-        self._failed = False
+        self._pen = _Pen()
         self._ranks: dict[int, t.RankInfo] = {}
         self._reset()
 
@@ -80,23 +113,31 @@ class Recorder:
             self._epoch = action.epoch
         self._keep(at, action)
 
-    def close(self, closed: t.Closed, at: float, engine: dict[str, object]) -> Path | None:
-        """Writes the incident, with the engine's own view. None: there was none, or it could not be written."""
+    def close(self, closed: t.Closed, at: float, engine: dict[str, object], timeout: float = 5.0) -> Path | None:
+        """Writes the incident, with the engine's own view. None: there was none, or it was not written in time."""
         if self._opened is None:
             return None
         report = {**self._report(closed, at), "engine": engine}
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._opened + self._offset))
         path = self._directory / f"incident-{stamp}-{self._epoch}.json"
         self._reset()
-        try:
+        written: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        text = json.dumps(report, indent=1)
+
+        def write() -> None:
+            target = path
             self._directory.mkdir(parents=True, exist_ok=True)
-            while path.exists():  # a second incident in the same second, or another job in the same directory
-                path = path.with_name(f"{path.stem}x.json")
-            write_atomic(path, json.dumps(report, indent=1, sort_keys=False))
-        except OSError as error:
-            self._complain(error)
+            while target.exists():  # a second incident in the same second, or another job in the same directory
+                target = target.with_name(f"{target.stem}x.json")
+            write_atomic(target, text)
+            written.put(target)
+
+        self._pen.submit(write)
+        try:
+            return written.get(timeout=timeout)
+        except queue.Empty:
+            self._pen.complain(f"{path} was not written within {timeout:.0f} s")
             return None
-        return path
 
     def _open(self, at: float) -> None:
         if self._opened is None:
@@ -106,17 +147,14 @@ class Recorder:
         if self.open and len(self._items) < _MAX_KEPT:
             self._items.append((at, item))
         line = {"wall": round(at + self._offset, 6), "at": round(at, 6), "run": self._run, **as_dict(item)}
-        try:
+        text = json.dumps(line) + "\n"
+
+        def write() -> None:
             self._directory.mkdir(parents=True, exist_ok=True)
             with open(self._directory / EVENTS_FILE, "a") as file:
-                file.write(json.dumps(line) + "\n")
-        except OSError as error:
-            self._complain(error)
+                file.write(text)
 
-    def _complain(self, error: OSError) -> None:
-        if not self._failed:
-            self._failed = True
-            log.warning("events and incidents cannot be written to %s: %s; going on without", self._directory, error)
+        self._pen.submit(write)
 
     def _report(self, closed: t.Closed, at: float) -> dict[str, Any]:
         assert self._opened is not None

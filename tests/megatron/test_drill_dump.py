@@ -18,7 +18,6 @@ from typing import Any
 
 import pytest
 
-pytest.importorskip("megatron.core", reason="needs megatron-core")
 pytestmark = pytest.mark.megatron
 
 LAYOUTS = ("dp4", "tp2dp2", "pp2dp2")

@@ -66,6 +66,8 @@ class Collective:
 
     def tear(self) -> None:
         """A member that had arrived died or left. The others notice, or hang."""
+        if self.torn:
+            return
         self.torn = True
         for rank in self.arrived:
             if rank.inside is self and self.job.coin(self.job.scenario.weather.peer_errors):
@@ -234,7 +236,7 @@ class SimRank:
 
     def _leave_collective(self) -> None:
         inside, self.inside = self.inside, None
-        if inside is not None and self in inside.arrived:
+        if inside is not None:
             inside.tear()
 
     def hold(self) -> None:

@@ -38,7 +38,8 @@ def main() -> int:
         on_lost=lambda reason: tell("lost", reason=reason),
         revive=launch.reviver(config, words["local_rank"]),
     )
-    info = t.RankInfo(rank, config.host, os.getpid(), "tp0-pp0", rank, (f"tp0-pp0/dense/{rank}",))
+    holds = tuple(words.get("holds", [f"tp0-pp0/dense/{rank}"]))
+    info = t.RankInfo(rank, config.host, os.getpid(), "tp0-pp0", rank, holds)
     ok = processor.start(info, words.get("start", 10.0))
     tell("started", ok=ok, pid=os.getpid(), grpc="grpc" in sys.modules)
     if words.get("fork"):
@@ -60,18 +61,20 @@ def main() -> int:
         processor.close()
         return 0
     time.sleep(words.get("report_after", 0.0))
-    processor.report(t.RankReport(rank, processor.step, t.Commit.NONE, t.Update.UNTOUCHED, fault=""))
+    step = words.get("step", processor.step)
+    processor.report(t.RankReport(rank, step, t.Commit.NONE, t.Update.UNTOUCHED, rng_start="r", rng_end=""))
     while time.monotonic() < end:
         order = processor.next_order(1.0)
         if order is None:
             continue
         tell("order", kind=order.kind.value, payload=order.payload)
-        processor.order_done(order.id, True, "done", {"by": str(rank)})
+        result = {"by": str(rank), "path": "/save/iter", "resume": "run it again"}
+        processor.order_done(order.id, True, "done", result)
         if order.kind is t.OrderKind.EXIT:
             processor.close()
             return int(order.payload["code"])
     return 4
 
 
-signal.signal(signal.SIGTERM, signal.SIG_DFL)
+signal.signal(signal.SIGTERM, signal.SIG_IGN if words.get("ignore_term") else signal.SIG_DFL)
 sys.exit(main())

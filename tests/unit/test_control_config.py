@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from control_support import DEADLINES, config
 
 from mindspeed_tft.control import config as module
 from mindspeed_tft.control.config import ControlConfig, ControlRefused, ControlUnavailable
-
-sys.path.insert(0, str(Path(__file__).parent))
-from control_support import DEADLINES, config
 
 
 def test_a_config_comes_back_from_json(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -15,13 +16,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from control_support import DEADLINES, HERE, Job, config, processes, until
 
 from mindspeed_tft.control import framing, launch
 from mindspeed_tft.control import wire_pb2 as wire
-from mindspeed_tft.control.config import RELAY_SOCKET, ControlUnavailable
-
-sys.path.insert(0, str(Path(__file__).parent))
-from control_support import DEADLINES, HERE, Job, config, processes, until
+from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig, ControlUnavailable
+from mindspeed_tft.engine.incident import EXIT_SAVED
 
 SECOND = 1.0
 
@@ -252,3 +252,58 @@ def test_no_engine_at_all(job: Job) -> None:
     failed = rank.wait("failed")
     assert failed["type"] == "ControlUnavailable"
     assert "NoSuchEngine" in str(failed["text"])
+
+
+def test_the_real_engine_saves_the_step(job: Job) -> None:
+    options = {"step": 7, "holds": ["tp0-pp0/dense/0"]}
+    ranks = job.start(config(job.tmp, 2, engine=ControlConfig.engine), **options)
+    for rank in ranks:
+        assert rank.wait("started")["ok"]
+    ranks[0].kill()
+    assert ranks[1].process.wait(10) == EXIT_SAVED
+    assert [line["kind"] for line in ranks[1].lines("order")] == ["write_part", "publish", "exit"]
+    job.end()
+    (incident,) = job.incidents()
+    assert (incident["outcome"], incident["step"]) == ("dumped", 6)
+    assert "run it again" in str(incident["summary"])
+    assert incident["engine"]["state"] == "closed"  # type: ignore[index]
+    assert "Step 6 is saved" in job.text()
+
+
+@pytest.mark.full
+def test_under_torchrun(job: Job) -> None:
+    """torchrun ends the others with SIGTERM and SIGKILL, and has the last word but one."""
+    pytest.importorskip("torch")
+    cfg = config(job.tmp, 2, engine=ControlConfig.engine, shutdown=10.0)
+    words = {"config": cfg.to_json(), "step": 7, "holds": ["tp0-pp0/dense/0"], "ignore_term": True}
+    program = job.tmp / "train.py"
+    program.write_text(
+        "import json, os, sys, runpy\n"
+        f"words = json.loads({json.dumps(words)!r})\n"
+        "rank = int(os.environ['RANK'])\n"
+        "config = {**json.loads(words['config']), 'launcher_pid': os.getppid()}\n"
+        f"log = {str(job.tmp)!r} + f'/rank{{rank}}.jsonl'\n"
+        "words.update(rank=rank, local_rank=rank, log=log, config=json.dumps(config))\n"
+        "sys.argv[1:] = [json.dumps(words)]\n"
+        f"runpy.run_path({str(HERE / 'control_rank.py')!r}, run_name='__main__')\n"
+    )
+    job.configs.append(cfg)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    env = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent.parent}"}
+    logs = [job.tmp / f"rank{rank}.jsonl" for rank in range(2)]
+    with open(job.tmp / "out", "wb") as out:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=env, start_new_session=True
+        )
+        try:
+            until(lambda: all(log.exists() and "started" in log.read_text() for log in logs), 60)
+            line = json.loads(logs[1].read_text().splitlines()[0])
+            os.kill(line["pid"], signal.SIGKILL)
+            assert process.wait(60) == 1
+        finally:
+            process.kill()
+    job.end(5)
+    text = (job.tmp / "out").read_text()
+    assert "ChildFailedError" in text
+    assert ["Step 6 is saved" in row for row in text.strip().splitlines()[-2:]] == [True, False]
+    assert text.strip().splitlines()[-1].startswith("[mindspeed_tft] incident: ")

@@ -66,7 +66,7 @@ def test_a_directory_that_cannot_be_written_is_said_once(tmp_path: Path, caplog:
     (tmp_path / "file").write_text("")
     recorder = Recorder(tmp_path / "file" / "incidents", "run1")
     feed(recorder)
-    assert recorder.close(t.Closed("failed", -1, "no"), 4.0, {}) is None
+    assert recorder.close(t.Closed("failed", -1, "no"), 4.0, {}, timeout=0.3) is None
     assert caplog.text.count("cannot be written") == 1
 
 

@@ -16,14 +16,12 @@ from pathlib import Path
 
 import grpc
 import pytest
+from control_support import HERE, Job, config, until
 
 from mindspeed_tft.control import tls
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.config import ControlConfig, ControlRefused
 from mindspeed_tft.control.uplink import METHOD
-
-sys.path.insert(0, str(Path(__file__).parent))
-from control_support import HERE, Job, config, until
 
 x509 = pytest.importorskip("cryptography.x509")
 from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
@@ -231,6 +229,7 @@ def test_a_taken_port_reaches_the_rank_that_started_it(job: Job) -> None:
     [
         ({"nnodes": 1}, "unix"),
         ({"nnodes": 1, "controller_host": "10.0.0.1"}, "unix"),
+        ({"nnodes": 1, "controller_host": "10.0.0.1", "port": 1}, "plain"),
         ({"nnodes": 2, "controller_host": "10.0.0.1", "tls_dir": "/certs"}, "tls"),
         ({"nnodes": 2, "controller_host": "10.0.0.1", "insecure": True}, "plain"),
         ({"nnodes": 2, "controller_host": "localhost"}, "plain"),
@@ -259,7 +258,7 @@ def test_insecure_is_accepted_and_said(tmp_path: Path) -> None:
 
 
 def test_off_loopback_without_certificates_does_not_start(tmp_path: Path) -> None:
-    process = controller(config(tmp_path, 1, port=free_port(), controller_host="0.0.0.0"), tmp_path)
+    process = controller(config(tmp_path, 2, nnodes=2, port=free_port(), controller_host="0.0.0.0"), tmp_path)
     _, err = process.communicate(timeout=20)
     assert process.returncode == 2
     assert "--tft-tls-dir" in err

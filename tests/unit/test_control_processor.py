@@ -7,7 +7,6 @@ import logging
 import os
 import select
 import socket
-import sys
 import tempfile
 import threading
 import time
@@ -16,14 +15,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from control_support import until
 
 from mindspeed_tft.control import codec, framing
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.processor import Processor
 from mindspeed_tft.engine import types as t
-
-sys.path.insert(0, str(Path(__file__).parent))
-from control_support import until
 
 DEADLINES = t.Deadlines(heartbeat=0.05, heartbeat_lost=5.0, stop=1.0, order=1.0, dump=2.0, exit=1.0)
 INFO = t.RankInfo(3, "here", os.getpid(), "tp0-pp0", 1, ("tp0-pp0/dense/0",))

@@ -238,6 +238,38 @@ def test_verify_also_applies_what_was_being_imported(
     assert a.f() == "f" and log == ["ours"]
 
 
+def test_an_import_goes_on_while_another_thread_works_with_the_registry(
+    host: Host, registry: Registry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The import system asks finders under its own lock: one that waits for ours there can wait for ever."""
+    host.write("tiny.a", "import tiny.trigger\ndef f(): return 'f'")
+    host.write("tiny.trigger", "import sys\nsys.of_a_test()")
+    host.write("tiny.other", "")
+    registry.wrap("tiny.a:f", group="g")(marking("ours", []))
+    monkeypatch.setattr(sys, "of_a_test", lambda: registry.activate("g"), raising=False)
+    host.load("tiny.a")  # waits for its end, so that every import is asked about
+    inside, leave = threading.Event(), threading.Event()
+
+    def slow_version() -> str:
+        inside.set()
+        leave.wait()
+        return "1"
+
+    registry.host("tiny", slow_version)
+    busy = threading.Thread(target=registry.list)
+    busy.start()
+    inside.wait()
+    imports = threading.Thread(target=host.load, args=("tiny.other",), daemon=True)
+    imports.start()
+    imports.join(timeout=30)
+    finished = not imports.is_alive()
+    leave.set()
+    busy.join()
+    imports.join()
+    assert finished
+    registry.verify("g")
+
+
 def test_an_import_that_fails_and_is_tried_again(host: Host, registry: Registry) -> None:
     host.write(
         "tiny.a", "def f(): return 'f'\nimport sys\nif not hasattr(sys, 'of_a_test'): raise ImportError('not yet')"
@@ -810,6 +842,48 @@ def test_while_peeled_the_world_is_without_us_and_imports_wait(host: Host, regis
         raise RuntimeError("of the other")
     a.f(), friend.f(), b.g()
     assert log == ["f", "f", "g"]
+
+
+def test_put_back_in_the_middle_of_an_import(host: Host, registry: Registry) -> None:
+    host.write("tiny.a", "def f(): return 'f'")
+    host.write("tiny.other", "")
+    log: list[str] = []
+    registry.wrap("tiny.a:f", group="g")(marking("ours", log))
+    registry.activate("g")
+    registry.peel()
+    wrapt.register_post_import_hook(lambda module: registry.reassert(), "tiny.a")
+    a = host.load("tiny.a")
+    host.load("tiny.other")
+    assert a.f() == "f" and log == ["ours"]
+
+
+def test_two_targets_that_another_made_one_object_stay_two(host: Host, registry: Registry) -> None:
+    host.write("tiny.a", "def f(): return 'a'")
+    host.write("tiny.b", "def f(): return 'b'")
+    a, b = host.load("tiny.a"), host.load("tiny.b")
+    log: list[str] = []
+    registry.wrap("tiny.a:f", group="g")(marking("on a", log))
+    registry.wrap("tiny.b:f", group="g")(marking("on b", log))
+    registry.activate("g")
+    with registry.peeled():
+        a.f = b.f = over(a.f, log)
+    assert a.f() == "a" and log == ["on a", "theirs"]
+    log.clear()
+    assert b.f() == "a" and log == ["on b", "theirs"]
+
+
+def test_a_new_patch_does_not_follow_its_function_to_the_place_of_another(host: Host, registry: Registry) -> None:
+    host.write("tiny.a", "def f(): return 'a'")
+    host.write("tiny.b", "def f(): return 'b'")
+    a, b = host.load("tiny.a"), host.load("tiny.b")
+    log: list[str] = []
+    registry.wrap("tiny.b:f", group="b")(marking("on b", log))
+    registry.activate("b")
+    b.f = a.f  # somebody else's patch
+    registry.wrap("tiny.a:f", group="a")(marking("on a", log))
+    registry.activate("a")
+    registry.verify("b")
+    assert b.f() == "a" and log == ["on b"]
 
 
 def test_a_reference_survives_a_peel_that_changed_nothing(host: Host, registry: Registry) -> None:

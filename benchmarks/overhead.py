@@ -1,0 +1,176 @@
+"""Step time with the plugin on, over stock Megatron with the same number of optimizer replicas.
+
+    python benchmarks/overhead.py [--layout dp4] [--replicas 2] [--pairs 5] [--steps 60] [--json FILE]
+                                  [-- MEGATRON FLAGS]
+
+Runs alternate in one invocation, each plugin run between two stock runs, so that a machine that gets slower or busier
+does so for both. The second stock run of each pair is compared with the first in the same way: that ratio is what
+this method says about no difference at all. Times are from the begin of a step to the begin of the next, on rank 0,
+taken by the job itself with the same clock in all runs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+
+from mindspeed_tft.faults import gpt_job, jobs
+from mindspeed_tft.faults.references import environment_facts
+from mindspeed_tft.faults.rehearsal import PROGRAM, Plan, read_steps, training_flags
+from mindspeed_tft.faults.spec import SpecError, check_replicas, parse_layout
+
+# Larger than a drill's job: a step of a few milliseconds would make any fixed cost look huge.
+MODEL_FLAGS = ("--num-layers", "4", "--hidden-size", "256", "--ffn-hidden-size", "1024", "--seq-length", "128",
+               "--max-position-embeddings", "128")  # fmt: skip
+RESAMPLES = 2000
+
+Times = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Ratio:
+    """A ratio of step times with the interval that holds it in 95 of 100 resamplings."""
+
+    median: float
+    low: float
+    high: float
+    pairs: tuple[float, ...]
+
+    def __str__(self) -> str:
+        return f"{self.median:.4f}  [{self.low:.4f}, {self.high:.4f}]"
+
+
+def paired_ratio(over: Sequence[Times], base: Sequence[Times], seed: int = 0) -> Ratio:
+    """The median over pairs of the ratio of median step times; steps and pairs are resampled for the interval."""
+    generator = np.random.default_rng(seed)
+
+    def resampled(times: Times) -> float:
+        return float(np.median(generator.choice(times, size=times.size)))
+
+    ratios = tuple(float(np.median(o) / np.median(b)) for o, b in zip(over, base, strict=True))
+    drawn = []
+    for _ in range(RESAMPLES):
+        chosen = generator.integers(len(ratios), size=len(ratios))
+        drawn.append(float(np.median([resampled(over[i]) / resampled(base[i]) for i in chosen])))
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return Ratio(float(np.median(ratios)), float(low), float(high), ratios)
+
+
+class Bench:
+    """Runs the job in its two ways."""
+
+    def __init__(self, plan: Plan, warmup: int, work: Path, console: Console) -> None:
+        self._plan, self._warmup, self._work, self._console = plan, warmup, work, console
+        self._runs = 0
+
+    def stock(self) -> Times:
+        return self._times("stock", gpt_job.WITHOUT_PLUGIN, ["--num-distributed-optimizer-instances"])
+
+    def plugin(self) -> Times:
+        # The plugin wants a place for its dump; neither of the two saves anything while it is measured.
+        return self._times("plugin", gpt_job.WITH_PLUGIN, ["--enable-high-availability", "--optimizer-replica-num"])
+
+    def _times(self, name: str, mode: str, flags: list[str]) -> Times:
+        self._runs += 1
+        work = self._work / f"{self._runs:02d}-{name}"
+        work.mkdir()
+        saving = ["--save", str(work / "save"), "--save-interval", str(self._plan.steps + 1)]
+        arguments = (mode, *training_flags(self._plan), *flags, str(self._plan.replicas), *saving)
+        command = jobs.torchrun(self._plan.layout.world_size, PROGRAM, arguments)
+        env = {gpt_job.ENV_STEPS: str(work / "steps"), **jobs.bytecode_cache(self._work / "bytecode")}
+        ended = jobs.run(jobs.Job(name, command, work / "log", self._plan.timeout, env))
+        if ended.returncode != 0:
+            raise SystemExit(f"the {name} run ended with {ended.returncode}; its log ends with:\n{ended.tail()}")
+        shutil.rmtree(work / "save", ignore_errors=True)
+        begins = np.array([record["begin"] for record in read_steps(work / "steps").steps[0]])
+        times = np.diff(begins)[self._warmup :] * 1000.0
+        self._console.print(f"{work.name}: median {np.median(times):.2f} ms over {times.size} steps", highlight=False)
+        return times
+
+
+def measure(bench: Bench, pairs: int) -> tuple[list[Times], list[Times], list[Times]]:
+    """Stock, plugin, and stock again, in changing order."""
+    stock, plugin, again = [], [], []
+    for pair in range(pairs):
+        if pair % 2 == 0:
+            stock.append(bench.stock())
+            plugin.append(bench.plugin())
+            again.append(bench.stock())
+        else:
+            again.append(bench.stock())
+            plugin.append(bench.plugin())
+            stock.append(bench.stock())
+    return stock, plugin, again
+
+
+def table_of(stock: Sequence[Times], plugin: Sequence[Times], ratio: Ratio, control: Ratio) -> Table:
+    base, over = (float(np.median([np.median(times) for times in runs])) for runs in (stock, plugin))
+    table = Table(title="Step time, plugin on over stock Megatron", title_justify="left")
+    for column in ("what", "step, ms", "ratio  [95 % interval]"):
+        table.add_column(column)
+    table.add_row("stock", f"{base:.2f}", "")
+    table.add_row("plugin", f"{over:.2f}", str(ratio))
+    table.add_row("stock again (control)", "", str(control))
+    return table
+
+
+def arguments() -> argparse.Namespace:
+    words = sys.argv[1:]
+    split = words.index("--") if "--" in words else len(words)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layout", default="dp4")
+    parser.add_argument("--dtype", default="fp32", choices=["fp32", "bf16", "fp16"])
+    parser.add_argument("--replicas", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=60, help="of each run")
+    parser.add_argument("--warmup", type=int, default=10, help="steps at the begin of each run that do not count")
+    parser.add_argument("--timeout", type=float, default=600.0, help="seconds that a run may take")
+    parser.add_argument("--json", type=Path)
+    found = parser.parse_args(words[:split])
+    found.extra = tuple(words[split + 1 :])
+    if found.steps < found.warmup + 10:
+        parser.error(f"--steps {found.steps}: expected at least {found.warmup + 10}, ten more than --warmup")
+    if found.pairs < 1:
+        parser.error(f"--pairs {found.pairs}: expected at least 1")
+    return found
+
+
+def main() -> None:
+    chosen = arguments()
+    console = Console()
+    try:
+        layout = parse_layout(chosen.layout)
+        check_replicas(layout, chosen.replicas)
+    except SpecError as error:
+        raise SystemExit(f"overhead: {error}") from error
+    plan = Plan(layout=layout, faults=(), steps=chosen.steps, dtype=chosen.dtype, replicas=chosen.replicas,
+                timeout=chosen.timeout, extra=(*MODEL_FLAGS, *chosen.extra))  # fmt: skip
+    with tempfile.TemporaryDirectory(prefix="tft-overhead-") as work:
+        stock, plugin, again = measure(Bench(plan, chosen.warmup, Path(work), console), chosen.pairs)
+    ratio, control = paired_ratio(plugin, stock), paired_ratio(again, stock)
+    console.print(table_of(stock, plugin, ratio, control))
+    if chosen.json is not None:
+        runs = {"stock": stock, "plugin": plugin, "again": again}
+        content = {
+            "ratio": asdict(ratio),
+            "control": asdict(control),
+            "milliseconds": {name: [[round(t, 3) for t in times] for times in found] for name, found in runs.items()},
+            "layout": str(layout), "dtype": plan.dtype, "replicas": plan.replicas, "flags": training_flags(plan),
+            "machine": environment_facts(),
+        }  # fmt: skip
+        chosen.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

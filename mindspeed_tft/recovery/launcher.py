@@ -1,0 +1,55 @@
+"""What a rank can learn about the launcher above it: its command line, and how long it lets survivors live."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import sys
+
+import psutil
+
+_NAMES = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "tftrun")
+_OPTIONS = ("--shutdown-timeout", "--shutdown_timeout")
+ENV_SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+TORCHRUN_DEFAULT = 30.0
+
+
+def words() -> list[str]:
+    """The launcher's command line; empty when this process was not started by one that we know."""
+    try:
+        found = psutil.Process(os.getppid()).cmdline()
+    except psutil.Error:
+        return []  # gone or not ours to look at
+    return found if any(name in word for word in found[:4] for name in _NAMES) else []
+
+
+def patience(found: list[str]) -> float | None:
+    """Seconds between the launcher's SIGTERM and SIGKILL to the survivors of a fault; None: not a plain torchrun."""
+    if not found or any("tftrun" in word for word in found[:4]):
+        return None
+    for option in _OPTIONS:
+        for position, word in enumerate(found[:-1]):
+            if word == option:
+                return float(found[position + 1])
+            if word.startswith(option + "="):
+                return float(word.split("=", 1)[1])
+    return float(os.environ.get(ENV_SHUTDOWN, TORCHRUN_DEFAULT))
+
+
+def resume_command(save: str) -> str:
+    """The job's own command line with `--load SAVE` in it, ready to paste."""
+    return " ".join(shlex.quote(word) for word in with_load(words() or [sys.executable, *sys.argv], save))
+
+
+def with_load(found: list[str], save: str) -> list[str]:
+    """The option --load set to `save`, replacing one that is there."""
+    kept: list[str] = []
+    skip = False
+    for word in found:
+        if skip:
+            skip = False
+        elif word == "--load":
+            skip = True
+        elif not word.startswith("--load="):
+            kept.append(word)
+    return [*kept, "--load", save]

@@ -1,0 +1,56 @@
+"""Runs without a fault: with every feature off Megatron's own bytes, with replicas on those of N optimizer instances."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mindspeed_tft.faults import compare, gpt_job, jobs, rehearsal
+from mindspeed_tft.faults.spec import parse_layout
+
+pytestmark = pytest.mark.megatron
+
+
+class Quiet:
+    """A listener that hears nothing."""
+
+    def stage(self, name: str, text: str, first: int, last: int) -> None: ...
+    def step(self, number: int) -> None: ...
+    def done(self, text: str) -> None: ...
+
+
+@pytest.fixture
+def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[bool], tuple[Path, Path, str]]:
+    """`run(on)`: train unbroken with the plugin imported; (reference checkpoint, own checkpoint, log)."""
+    assert request.config.cache is not None
+    plan = rehearsal.Plan(layout=parse_layout("dp4"), faults=())
+    made = rehearsal.Rehearsal(plan, tmp_path, Path(request.config.cache.mkdir("tft_references")), Quiet())
+
+    def go(on: bool) -> tuple[Path, Path, str]:
+        reference = made.reference()
+        flags = rehearsal.plugin_flags(plan) if on else rehearsal.stock_flags(plan)
+        save = tmp_path / "save"
+        flags = (gpt_job.WITH_PLUGIN, *flags, "--save", str(save), "--save-interval", str(plan.steps))
+        command = jobs.torchrun(plan.layout.world_size, rehearsal.PROGRAM, flags)
+        ended = jobs.run(jobs.Job("unbroken", command, tmp_path / "unbroken.log", 150, {}))
+        assert (ended.returncode, ended.leftover) == (0, ()), ended.tail(60)
+        end = f"iter_{plan.steps:07d}"
+        return reference / end, save / end, ended.log.read_text()
+
+    return go
+
+
+@pytest.mark.parametrize("on", [False, True], ids=["features off", "replicas on"])
+def test_an_unbroken_run_has_the_bytes_of_megatron_alone(
+    run: Callable[[bool], tuple[Path, Path, str]], on: bool
+) -> None:
+    reference, own, log = run(on)
+    found = compare.compare_checkpoints(reference, own)
+    assert found.tensors > 30 and found.bytes > 1_000_000
+    assert found.different == 0, found.first_difference
+    assert ("[mindspeed_tft]" in log) is on
+    if on:
+        assert "shard 0 on positions [0, 2]; shard 1 on positions [1, 3]" in log
+        assert "= 12.000 bytes a parameter (formula 12;" in log

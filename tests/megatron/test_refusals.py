@@ -1,0 +1,101 @@
+"""Every bad input is refused on rank 0 by Megatron's own parser with our patch: flag, reason, remedy, exit status 2."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.megatron
+PROGRAM = Path(__file__).parent / "programs" / "refusals.py"
+BASE = (
+    "--num-layers 2 --hidden-size 64 --num-attention-heads 4 --seq-length 64 --max-position-embeddings 64"
+    " --micro-batch-size 2 --train-iters 4 --lr 1e-3 --mock-data --tokenizer-type NullTokenizer --vocab-size 127"
+    " --transformer-impl local --distributed-backend gloo --use-cpu-initialization --no-gradient-accumulation-fusion"
+    " --no-masked-softmax-fusion --no-bias-gelu-fusion --no-bias-dropout-fusion --no-persist-layer-norm"
+    " --no-rope-fusion"
+).split()
+HA = ["--enable-high-availability", "--use-distributed-optimizer", "--ckpt-format", "torch"]
+
+
+def case(words: list[str], *expected: str, **environ: str) -> tuple[list[str], tuple[str, ...], dict[str, str]]:
+    return words, expected, environ
+
+
+def cases(tmp_path: Path, port: int) -> dict[str, tuple[list[str], tuple[str, ...], dict[str, str]]]:
+    save = ["--save", str(tmp_path / "save"), "--save-interval", "1000"]
+    on = [*HA, *save]
+    occupied = tmp_path / "a-file"
+    occupied.write_text("no directory")
+    preset = tmp_path / "bad.yaml"
+    preset.write_text("optimizer-replica-nmu: 2\n")
+    return {
+        "repair without the master": case(["--enable-hbmfault-repair"], "--enable-hbmfault-repair", "master switch"),
+        "reboot without the master": case(["--enable-worker-reboot"], "--enable-worker-reboot", "master switch"),
+        "data-parallel size 1": case(
+            [*on, "--tensor-model-parallel-size", "4"], "--enable-high-availability", "data-parallel size is 1"
+        ),
+        "N does not divide": case(
+            [*on, "--optimizer-replica-num", "3"], "--optimizer-replica-num", "use one of 2, 4", "does not divide"
+        ),
+        "save missing": case(HA, "--save is missing", "add --save DIR"),
+        "save not writable": case([*HA, "--save", str(occupied / "below")], "--save", "not writable", "Remedy"),
+        "unknown YAML key": case([*on, "--tft-config", str(preset)], "--tft-config", "optimizer-replica-num"),
+        "unknown word": case(on, "HIGH_AVAILABILITY", "'dmup'", "dump, retry", HIGH_AVAILABILITY="dmup"),
+        "port taken": case([*on, "--tft-controller-port", str(port)], "--tft-controller-port", "taken", "free port"),
+        "no distributed optimizer": case(
+            ["--enable-high-availability", *save], "distributed optimizer", "add --use-distributed-optimizer"
+        ),
+        "format": case([*HA[:2], *save, "--ckpt-format", "torch_dist"], "--ckpt-format", "torch_dist"),
+        "online repair": case([*on, "--enable-hbmfault-repair"], "--enable-hbmfault-repair", "not in this version"),
+        "contradiction": case(
+            [*on, "--num-distributed-optimizer-instances", "4"], "--num-distributed-optimizer-instances", "contradicts"
+        ),
+        "several nodes in the open": case(on, "--tft-tls-dir", "--tft-insecure", GROUP_WORLD_SIZE="2"),
+        "mixture of experts": case([*on, "--num-experts", "4"], "--num-experts", "dense"),
+        "virtual pipeline": case(
+            [*on, "--pipeline-model-parallel-size", "2", "--num-layers-per-virtual-pipeline-stage", "1"],
+            "virtual",
+        ),
+        "off": case(["--use-distributed-optimizer"]),
+        "good": case(on),
+    }
+
+
+def test_bad_input_is_refused_with_flag_reason_and_remedy(tmp_path: Path) -> None:
+    with socket.socket() as listener:
+        listener.bind(("", 0))
+        listener.listen()
+        wanted = cases(tmp_path, listener.getsockname()[1])
+        stdin = json.dumps([{"words": BASE + words, "environ": environ} for words, _, environ in wanted.values()])
+        clean = {k: v for k, v in os.environ.items() if not k.startswith(("TFT_", "TTP_", "HIGH_AVAILABILITY"))}
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM)], input=stdin, capture_output=True, text=True, timeout=300, env=clean
+        )
+    lines = [line.partition(" ") for line in done.stdout.splitlines()]
+    assert [json.loads(data) for word, _, data in lines if word == "CLEAN"] == [[]], done.stderr
+    found: list[dict[str, Any]] = [json.loads(data) for word, _, data in lines if word == "CASE"]
+    assert len(found) == len(wanted), done.stdout + done.stderr
+    for (name, (_, expected, _)), got in zip(wanted.items(), found, strict=True):
+        assert got["seconds"] < 5, (name, got)
+        if expected:
+            assert got["code"] == 2, (name, got)
+            assert got["err"].startswith("mindspeed_tft: error: ") and got["err"].count("\n") == 1, (name, got)
+            assert "Remedy" in got["err"], (name, got)
+            for text in expected:
+                assert text in got["err"], (name, got)
+        else:
+            assert got["code"] == 0, (name, got)
+        if name == "off":  # nothing but the parser: no other patch, no thread, none of the rooms behind it
+            assert got["state"]["groups"] == ["parser"], got
+            assert got["state"]["threads"] == 1, got
+            rooms = ("control", "engine.machine", "recovery.session", "runtime", "patches.megatron_training")
+            assert not [n for n in got["state"]["ours"] if n.startswith(tuple(f"mindspeed_tft.{r}" for r in rooms))], got
+        if name == "good":
+            assert "high-availability" in got["state"]["groups"], got

@@ -1,0 +1,60 @@
+"""The resume command, and the time that launchers leave to survivors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mindspeed_tft.agent import tftrun
+from mindspeed_tft.recovery import launcher
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["torchrun", "train.py", "--lr", "1"], ["torchrun", "train.py", "--lr", "1", "--load", "/ckpt"]),
+        (["train.py", "--load", "old", "--lr", "1"], ["train.py", "--lr", "1", "--load", "/ckpt"]),
+        (["train.py", "--load=old", "--x"], ["train.py", "--x", "--load", "/ckpt"]),
+    ],
+)
+def test_the_resume_command_loads_from_save(words: list[str], expected: list[str]) -> None:
+    assert launcher.with_load(words, "/ckpt") == expected
+
+
+def test_patience_of_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(launcher.ENV_SHUTDOWN, raising=False)
+    assert launcher.patience(["torchrun", "x.py"]) == 30
+    assert launcher.patience(["torchrun", "--shutdown-timeout", "99", "x.py"]) == 99
+    assert launcher.patience(["torchrun", "--shutdown_timeout=99", "x.py"]) == 99
+    assert launcher.patience(["python", "-m", "mindspeed_tft.agent.tftrun", "x.py"]) is None
+    assert launcher.patience([]) is None
+    monkeypatch.setenv(launcher.ENV_SHUTDOWN, "45")
+    assert launcher.patience(["torchrun", "x.py"]) == 45
+
+
+def test_tftrun_leaves_what_the_deadline_needs(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("TTP_OT", "HIGH_AVAILABILITY"):
+        monkeypatch.delenv(name, raising=False)
+    assert tftrun.shutdown_seconds(["--num-layers", "2"]) == 125
+    assert tftrun.shutdown_seconds(["--tft-deadline", "600", "--lr", "1"]) == 605
+
+
+def test_tftrun_runs_a_program_and_keeps_its_exit_status(tmp_path: Path) -> None:
+    """One real launch: torchrun's arguments pass through, and the launcher's limit is raised."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, sys\n"
+        "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1:], flush=True)\n"
+        "sys.exit(3 if '--fail' in sys.argv else 0)\n"
+    )
+    for words, status in (([], 0), (["--fail"], 1), (["--tft-deadline", "1"], 2)):
+        command = [sys.executable, "-m", "mindspeed_tft.agent.tftrun", "--nproc-per-node", "2", str(program), *words]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+        assert done.returncode == status, done.stderr
+        if status == 0:  # in a failing job one rank may be ended before it prints
+            assert done.stdout.count("of 2") == 2
+        if status == 2:
+            assert done.stderr.startswith("tftrun: error: --tft-deadline")
