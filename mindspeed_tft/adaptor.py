@@ -10,7 +10,8 @@ import os
 import sys
 
 from mindspeed_tft import arguments, on_cpu, platforms
-from mindspeed_tft.patches import megatron_arguments, mindspeed
+from mindspeed_tft.patches import megatron_arguments, mindspeed  # noqa: F401  (importing declares)
+from mindspeed_tft.patches.groups import PARSER
 from mindspeed_tft.registry import REGISTRY
 
 
@@ -30,7 +31,7 @@ def _install() -> None:
     if platform.name == "cpu":
         on_cpu.install_before_megatron()
     mindspeed.install(REGISTRY, arguments.add_flags)
-    REGISTRY.activate(megatron_arguments.PARSER)
+    REGISTRY.activate(PARSER)
 
 
 _install()

@@ -6,13 +6,14 @@ The composition root: it holds the one session of this process, and nothing else
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import logging
 import os
 import signal
 import sys
 import threading
 from types import FrameType, TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from mindspeed_tft import arguments
 from mindspeed_tft.control import launch
@@ -24,14 +25,17 @@ from mindspeed_tft.registry import REGISTRY
 from mindspeed_tft.replica import holders
 from mindspeed_tft.settings import Refused, Settings
 
+if TYPE_CHECKING:
+    from mindspeed_tft.patches.megatron_host import MegatronHost
+
 log = logging.getLogger("mindspeed_tft")
 
 _settings: Settings | None = None
-_session: Session | None = None
+_session: Session[MegatronHost] | None = None
 _measured = False
 
 
-def session() -> Session | None:
+def session() -> Session[MegatronHost] | None:
     """The session of this process; None when no feature is on, or training is unprotected from the start."""
     return _session
 
@@ -41,7 +45,7 @@ def settings() -> Settings | None:
 
 
 def enable(found: Settings, origin: dict[str, str]) -> None:
-    """Turn the wanted features on, once Megatron's arguments are settled: this is where patches beyond the parser land."""
+    """Turn the wanted features on, once Megatron's arguments are settled: here patches beyond the parser land."""
     global _settings
     from mindspeed_tft.patches import high_availability
     from mindspeed_tft.patches.groups import DRILL, HIGH_AVAILABILITY
@@ -55,11 +59,13 @@ def enable(found: Settings, origin: dict[str, str]) -> None:
         megatron_drill.declare()
         REGISTRY.activate(DRILL)
     if int(os.environ.get("RANK", "0")) == 0:
-        chosen = ", ".join(f"{key}={getattr(found, key)} ({origin[key]})" for key in sorted(origin) if origin[key] != "default")
+        chosen = ", ".join(
+            f"{key}={getattr(found, key)} ({origin[key]})" for key in sorted(origin) if origin[key] != "default"
+        )
         _say(f"high availability is on: {chosen}")
 
 
-def protect(host: Any) -> None:
+def protect(host: MegatronHost) -> None:
     """Start protection, once the ranks have met and the model-parallel groups stand.
 
     A port that is taken or a missing certificate ends the job here (the user asked for what cannot be); anything that
@@ -73,10 +79,14 @@ def protect(host: Any) -> None:
     deadlines = _settings.deadlines()
     incidents = _settings.tft_incident_dir or str(host.save_directory() / "tft_incidents")
     config = ControlConfig.from_env(
-        deadlines, incidents, port=_settings.tft_controller_port, tls_dir=_settings.tft_tls_dir,
+        deadlines,
+        incidents,
+        port=_settings.tft_controller_port,
+        tls_dir=_settings.tft_tls_dir,
         insecure=_settings.tft_insecure,
-        **({"controller_host": _settings.tft_controller_address} if _settings.tft_controller_address else {}),
-    )  # fmt: skip
+    )
+    if _settings.tft_controller_address:
+        config = dataclasses.replace(config, controller_host=_settings.tft_controller_address)
     try:
         path = launch.ensure_host(config, rank, local_rank)
     except ControlRefused as exc:
@@ -110,7 +120,7 @@ def _goodbye(link: Processor) -> None:
     link.close()
 
 
-def _catch_signals(current: Session) -> None:
+def _catch_signals(current: Session[Any]) -> None:
     """SIGTERM asks this rank to leave: launchers send it to the survivors of a fault, schedulers before they take a
     node away. The survivors need the time to save, so it becomes a fault of the job instead of an end."""
     if threading.current_thread() is not threading.main_thread():
@@ -129,7 +139,7 @@ def _catch_signals(current: Session) -> None:
     signal.signal(signal.SIGTERM, handle)
 
 
-def _catch_uncaught(current: Session) -> None:
+def _catch_uncaught(current: Session[Any]) -> None:
     """Faults outside the training loop (building the model, the last save) reach the interpreter's own hook."""
     previous = sys.excepthook
 
@@ -142,12 +152,11 @@ def _catch_uncaught(current: Session) -> None:
     sys.excepthook = handle
 
 
-def _tell_replicas(found: Settings, host: Any) -> None:
+def _tell_replicas(found: Settings, host: MegatronHost) -> None:
     size, count = host.data_parallel_size(), found.replicas
     text = "; ".join(f"shard {i} on positions {held}" for i, held in enumerate(holders.holders(size, count)))
-    _say(
-        f"N = {count} replicas over {size} data-parallel ranks: {text if size <= 64 else 'shard i on positions i + k d/N'}"
-    )
+    text = text if size <= 64 else "shard i on positions i, i + d/N, i + 2d/N, ..."
+    _say(f"N = {count} replicas over {size} data-parallel ranks: {text}")
     precision = holders.Precision[host.precision()]
     _say(
         f"memory: {holders.formula(precision)} = {holders.bytes_per_parameter(precision, count, size):g} bytes a"
@@ -172,7 +181,7 @@ def after_first_step() -> None:
         return
     _measured = True
     if _session.info.rank == 0:
-        host: Any = _session.host
+        host = _session.host
         total, parameters = host.memory()
         precision = holders.Precision[host.precision()]
         wanted = holders.bytes_per_parameter(precision, _settings.replicas, host.data_parallel_size())

@@ -1,8 +1,28 @@
-"""Names of the patch groups: which patches go on together."""
+"""Names of the patch groups (which patches go on together), and the Megatron versions that they hold for."""
 
 from __future__ import annotations
+
+from typing import TypedDict
+
+from mindspeed_tft.registry import REGISTRY, version_of
 
 PARSER = "parser"  # always: Megatron's argument parser and validation
 HIGH_AVAILABILITY = "high-availability"  # --enable-high-availability
 DRILL = "drill"  # only in a process that a drill told to break itself
 MASTER = "--enable-high-availability"
+
+# Proved on these; another Megatron is refused at start-up with its version. Widen only together with the drills.
+MEGATRON = ">=0.19,<0.20"
+
+REGISTRY.host("megatron", version_of("megatron", file="core/package_info.py", distribution="megatron-core"))
+
+
+class Declaration(TypedDict):
+    """What all patches of a feature have in common."""
+
+    group: str
+    needs: str
+    versions: str
+
+
+HA = Declaration(group=HIGH_AVAILABILITY, needs=MASTER, versions=MEGATRON)

@@ -5,7 +5,6 @@ The only module that patches anything when no feature is on.
 
 from __future__ import annotations
 
-import argparse
 import os
 import socket
 import sys
@@ -26,17 +25,9 @@ Arguments = tuple[Any, ...]
 
 @REGISTRY.wrap(f"{MODULE}:parse_args", group=PARSER)
 def parse_args(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
-    """Add our flags last and only if absent; beside MindSpeed its own hook adds them instead, later still."""
+    """Add our flags last and only if absent, whoever else (MindSpeed, MindSpeed-LLM) adds some."""
     provider = args[0] if args else kwargs.pop("extra_args_provider", None)
-
-    def with_ours(parser: argparse.ArgumentParser) -> argparse.ArgumentParser:
-        if provider is not None:
-            parser = provider(parser)
-        if not mindspeed.present():
-            arguments.add_flags(parser)
-        return parser
-
-    space = wrapped(with_ours, *args[1:], **kwargs)
+    space = wrapped(mindspeed.flags_last(provider, arguments.add_flags), *args[1:], **kwargs)
     arguments.or_exit(lambda: _refuse_lost_flags(space), _rank())
     return space
 
@@ -47,7 +38,9 @@ def _refuse_lost_flags(space: Any) -> None:
     given = [word.split("=")[0] for word in sys.argv[1:] if word.split("=")[0] in ours]
     if given and not hasattr(space, "enable_high_availability"):
         raise Refused(
-            given[0], "Megatron dropped it: --yaml-cfg replaces all command line flags", "use flags instead of --yaml-cfg"
+            given[0],
+            "Megatron dropped it: --yaml-cfg replaces all command line flags",
+            "use flags instead of --yaml-cfg",
         )
 
 
@@ -153,7 +146,8 @@ def _check_layout(settings: Settings, space: Any) -> None:
     if rest:
         return  # Megatron's own message about the world size is the better one
     if not getattr(space, "use_distributed_optimizer", False):
-        raise Refused("--enable-high-availability", "replicas are kept by Megatron's distributed optimizer, which is off",
+        raise Refused("--enable-high-availability",
+                      "replicas are kept by Megatron's distributed optimizer, which is off",
                       "add --use-distributed-optimizer")  # fmt: skip
     if size < 2:
         raise Refused("--enable-high-availability",
@@ -165,8 +159,8 @@ def _check_layout(settings: Settings, space: Any) -> None:
                       f"use one of {divisors}")  # fmt: skip
     given = getattr(space, "num_distributed_optimizer_instances", 1) or 1
     if given not in (1, replicas):
-        raise Refused("--num-distributed-optimizer-instances", f"{given} contradicts --optimizer-replica-num {replicas}",
-                      "leave it out, it is set for you")  # fmt: skip
+        reason = f"{given} contradicts --optimizer-replica-num {replicas}"
+        raise Refused("--num-distributed-optimizer-instances", reason, "leave it out, it is set for you")
 
 
 def _check_checkpoint(space: Any) -> None:
@@ -176,7 +170,9 @@ def _check_checkpoint(space: Any) -> None:
         raise Refused("--ckpt-format", f"dumps in format {space.ckpt_format!r} are not in this version yet",
                       "add --ckpt-format torch")  # fmt: skip
     if not getattr(space, "use_gloo_process_groups", True):
-        raise Refused("--disable-gloo-process-groups", "Megatron saves format torch through gloo groups", "leave it out")
+        raise Refused(
+            "--disable-gloo-process-groups", "Megatron saves format torch through gloo groups", "leave it out"
+        )
 
 
 def _check_network(settings: Settings, environ: Any) -> None:

@@ -15,6 +15,7 @@ import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +92,9 @@ class MegatronHost:
         return Path(os.path.realpath(args().save))
 
     def checkpoint_directory(self, base: Path, step: int) -> Path:
-        return Path(_module("megatron.training.checkpointing").get_checkpoint_name(str(base), step, return_base_dir=True))
+        return Path(
+            _module("megatron.training.checkpointing").get_checkpoint_name(str(base), step, return_base_dir=True)
+        )
 
     def tracker(self, base: Path) -> Path:
         return Path(_module("megatron.training.checkpointing").get_checkpoint_tracker_filename(str(base)))
@@ -135,12 +138,8 @@ class MegatronHost:
     def small_state(self, step: int) -> SmallState:
         space = args()
         calculator = _module("megatron.core.num_microbatches_calculator")
-        batch = (
-            _mpu().get_data_parallel_world_size() * space.micro_batch_size * calculator.get_num_microbatches()
-        )
-        dropped = (
-            calculator.get_current_global_batch_size() - calculator.get_current_running_global_batch_size()
-        )
+        batch = _mpu().get_data_parallel_world_size() * space.micro_batch_size * calculator.get_num_microbatches()
+        dropped = calculator.get_current_global_batch_size() - calculator.get_current_running_global_batch_size()
         return SmallState(
             step=step,
             rng=self.rng(),
@@ -215,7 +214,7 @@ class MegatronHost:
                 for name, tensor in local_shards(optimizer).items()
             }
             path = _staged(directory, shard)
-            hashes[path.name] = files.write_verified(path, lambda file, t=tensors: torch.save(t, file))
+            hashes[path.name] = files.write_verified(path, partial(torch.save, tensors))
             files.write_text(path.with_suffix(".sha256"), hashes[path.name])
         return hashes
 
@@ -231,17 +230,15 @@ class MegatronHost:
         name = checkpointing.get_checkpoint_name(str(directory), state.step)
         optimizer_path = Path(checkpointing.get_distributed_optimizer_checkpoint_name(name))
         content = states[0] if len(states) == 1 else states
-        hashes = {optimizer_path: files.write_verified(optimizer_path, lambda file: torch.save(content, file))}
+        hashes = {optimizer_path: files.write_verified(optimizer_path, partial(torch.save, content))}
         model_state = self._model_state(state, checkpointing)
-        hashes[Path(name)] = files.write_verified(Path(name), lambda file: torch.save(model_state, file))
+        hashes[Path(name)] = files.write_verified(Path(name), partial(torch.save, model_state))
         return hashes
 
     def _assemble(self, sources: dict[str, str], directory: Path) -> list[dict[Any, Any]]:
         """The whole optimizer state of this part, per optimizer of the chain, from own and staged shards."""
         ordered = sorted(sources, key=lambda shard: int(shard.rsplit("/", 1)[1]))
-        own = {
-            index: local_shards(optimizer) for index, optimizer in enumerate(self.optimizers())
-        }
+        own = {index: local_shards(optimizer) for index, optimizer in enumerate(self.optimizers())}
         loaded = {shard: _load_staged(directory, shard) for shard in ordered if sources[shard] != "self"}
         result = []
         for index, optimizer in enumerate(self.optimizers()):

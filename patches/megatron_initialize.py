@@ -6,12 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspeed_tft import runtime
-from mindspeed_tft.patches.groups import HIGH_AVAILABILITY, MASTER
+from mindspeed_tft.patches.groups import HA
 from mindspeed_tft.patches.megatron_host import MegatronHost
 from mindspeed_tft.registry import REGISTRY
 
 
-@REGISTRY.wrap("megatron.training.initialize:_initialize_distributed", group=HIGH_AVAILABILITY, needs=MASTER)
+@REGISTRY.wrap("megatron.training.initialize:_initialize_distributed", **HA)
 def initialize_distributed(
     wrapped: Callable[..., Any], _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:

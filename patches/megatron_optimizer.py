@@ -13,7 +13,7 @@ from typing import Any
 
 from mindspeed_tft import runtime
 from mindspeed_tft.engine.types import Commit
-from mindspeed_tft.patches.groups import HIGH_AVAILABILITY, MASTER
+from mindspeed_tft.patches.groups import HA
 from mindspeed_tft.registry import REGISTRY
 
 MODULE = "megatron.core.optimizer.optimizer"
@@ -28,17 +28,17 @@ def _step(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: d
     return result
 
 
-@REGISTRY.wrap(f"{MODULE}:ChainedOptimizer.step", group=HIGH_AVAILABILITY, needs=MASTER)
+@REGISTRY.wrap(f"{MODULE}:ChainedOptimizer.step", **HA)
 def chained_step(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     return _step(wrapped, instance, args, kwargs)
 
 
-@REGISTRY.wrap(f"{MODULE}:MixedPrecisionOptimizer.step", group=HIGH_AVAILABILITY, needs=MASTER)
+@REGISTRY.wrap(f"{MODULE}:MixedPrecisionOptimizer.step", **HA)
 def mixed_precision_step(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     return _step(wrapped, instance, args, kwargs)
 
 
-@REGISTRY.wrap(f"{MODULE}:MixedPrecisionOptimizer.step_with_ready_grads", group=HIGH_AVAILABILITY, needs=MASTER)
+@REGISTRY.wrap(f"{MODULE}:MixedPrecisionOptimizer.step_with_ready_grads", **HA)
 def local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     session = runtime.session()
     if session is None:

@@ -7,14 +7,14 @@ from typing import Any
 
 from mindspeed_tft import runtime
 from mindspeed_tft.patches import megatron_host
-from mindspeed_tft.patches.groups import HIGH_AVAILABILITY, MASTER
+from mindspeed_tft.patches.groups import HA
 from mindspeed_tft.registry import REGISTRY
 
 MODULE = "megatron.training.training"
 Arguments = tuple[Any, ...]
 
 
-@REGISTRY.wrap(f"{MODULE}:train", group=HIGH_AVAILABILITY, needs=MASTER)
+@REGISTRY.wrap(f"{MODULE}:train", **HA)
 def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """The place that every exception of training reaches, whichever collective or kernel it came out of."""
     session = runtime.session()
@@ -32,7 +32,7 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
         session.recover(exc)
 
 
-@REGISTRY.wrap(f"{MODULE}:train_step", group=HIGH_AVAILABILITY, needs=MASTER)
+@REGISTRY.wrap(f"{MODULE}:train_step", **HA)
 def train_step(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     session = runtime.session()
     if session is None:
@@ -46,7 +46,7 @@ def train_step(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwa
     return result
 
 
-@REGISTRY.wrap(f"{MODULE}:num_floating_point_operations", group=HIGH_AVAILABILITY, needs=MASTER)
+@REGISTRY.wrap(f"{MODULE}:num_floating_point_operations", **HA)
 def num_floating_point_operations(
     wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]
 ) -> Any:

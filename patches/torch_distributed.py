@@ -50,17 +50,16 @@ def _register(groups: GroupTable) -> None:
 
 def build_gloo(group: SwappableGroup, store: Any, timeout: timedelta) -> Any:
     """A plain torch group over gloo for the members of `group`, meeting at `store`."""
-    import torch.distributed as dist
-    from torch._C._distributed_c10d import ProcessGroup, ProcessGroupGloo
+    from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo
 
-    prefixed = dist.PrefixStore(f"{group.group_name}/", store)
+    prefixed = PrefixStore(f"{group.group_name}/", store)
     inner = ProcessGroup(prefixed, group.rank(), group.size())
-    backend = ProcessGroupGloo(dist.PrefixStore("cpu/", prefixed), group.rank(), group.size(), timeout=timeout)
+    backend = ProcessGroupGloo(PrefixStore("cpu/", prefixed), group.rank(), group.size(), timeout=timeout)
     backend._set_sequence_number_for_group()
     inner._set_default_backend(ProcessGroup.BackendType.GLOO)
     for device in ("cpu", "cuda"):
         inner._register_backend(torch.device(device), ProcessGroup.BackendType.GLOO, backend)
-    inner._set_group_name(group.group_name)
+    inner._set_group_name(group.group_name)  # type: ignore[arg-type]  # a plain string to everybody but the stubs
     inner._set_group_desc(group.group_desc)
     return inner
 

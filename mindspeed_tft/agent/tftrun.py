@@ -39,7 +39,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
-    parsed = torchrun.parse_args(list(sys.argv[1:] if argv is None else argv))
+    parsed = torchrun.parse_args(  # type: ignore[no-untyped-call]
+        list(sys.argv[1:] if argv is None else argv)
+    )
     try:
         seconds = shutdown_seconds(parsed.training_script_args)
     except Refused as exc:
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif parsed.shutdown_timeout is None and ENV_SHUTDOWN not in os.environ:
         parsed.shutdown_timeout = seconds
     try:
-        torchrun.run(parsed)
+        torchrun.run(parsed)  # type: ignore[no-untyped-call]
     except ChildFailedError as exc:
         print(exc, file=sys.stderr)
         return 1

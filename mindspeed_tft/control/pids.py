@@ -48,14 +48,15 @@ def is_ending(pid: int) -> bool:
         if not _task_ends(f"/proc/{pid}/stat"):
             return False
         return all(_task_ends(f"/proc/{pid}/task/{task}/stat") for task in os.listdir(f"/proc/{pid}/task"))
-    except (FileNotFoundError, ProcessLookupError):
-        return True  # it is gone altogether, or a thread of it just now: the pidfd will tell, or the next look
     except OSError:
         return False  # no /proc that we may read: the pidfd tells all the same, later
 
 
 def _task_ends(path: str) -> bool:
-    with open(path, "rb") as file:
-        # Behind the name, which may hold anything: state, ..., flags (7th), ..., pending signals (29th).
-        fields = file.read().rpartition(b")")[2].split()
+    try:
+        with open(path, "rb") as file:
+            # Behind the name, which may hold anything: state, ..., flags (7th), ..., pending signals (29th).
+            fields = file.read().rpartition(b")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return True  # gone already
     return bool(int(fields[6]) & _PF_EXITING or int(fields[28]) & _SIGKILL_PENDING)

@@ -26,6 +26,7 @@ from mindspeed_tft.engine.types import Deadlines, RankLost
 log = logging.getLogger(__name__)
 
 _PEER = struct.Struct("3i")
+LOOK = 0.1
 _MAX_OUT = 4 * MAX_FRAME
 
 
@@ -74,7 +75,11 @@ class Relay:
         """Serves until every rank that came has gone and the controller knows it."""
         self._listener.setblocking(False)
         self._listen()
-        running = [asyncio.ensure_future(self._up.run()), asyncio.ensure_future(self._beats())]
+        running = [
+            asyncio.ensure_future(self._up.run()),
+            asyncio.ensure_future(self._beats()),
+            asyncio.ensure_future(self._looks()),
+        ]
         try:
             await self._until_empty(running)
         finally:
@@ -136,6 +141,14 @@ class Relay:
                     log.warning("process %d connected and never said hello", link.pid)
                     self._close(link)
             self._up.put(batch)
+
+    async def _looks(self) -> None:
+        """Sees a rank's end while the kernel still releases its memory, long before its descriptor tells."""
+        while True:
+            await asyncio.sleep(LOOK)
+            for link in list(self._links):
+                if link.pidfd >= 0 and link.rank >= 0 and pids.is_ending(link.pid):
+                    self._died(link)
 
     # ---------------------------------------------------------------------------------- ranks
 

@@ -74,7 +74,8 @@ class SwappableGroup(ProcessGroup):
     """Stands for the group of one set of ranks; `configure` gives it a backend, `close` takes it away."""
 
     def __init__(self, table: GroupTable, store: Any, rank: int, size: int, timeout: timedelta, name: str) -> None:
-        super().__init__(rank, size)  # the overload with a store does not call Python overrides
+        # The documented overload, with a store, does not call Python overrides; this one is missing in the stubs.
+        super().__init__(rank, size)  # type: ignore[call-arg]
         self.table, self._store, self._timeout = table, store, timeout
         self._rank, self._size, self._name, self._desc = rank, size, name, ""
         self._inner: Any = None
@@ -127,7 +128,7 @@ class SwappableGroup(ProcessGroup):
     getBackendName = _get_backend_name = name
 
     @property
-    def group_name(self) -> str:
+    def group_name(self) -> str:  # type: ignore[override]  # torch's GroupName is a plain string
         return self._name
 
     @property

@@ -64,7 +64,7 @@ def wait_in_slices(work: Any, abort: Abort) -> None:
             return
         except RuntimeError:
             if work.is_completed():
-                work.wait()  # the slice may have ended in the moment before the operation did: what counts is its own end
+                work.wait()  # the slice may have ended just before the operation did: its own end is what counts
                 return
         if abort.is_set:
             raise Interrupted(abort.reason)

@@ -13,7 +13,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from mindspeed_tft.engine.types import Commit, Deadlines, Order, OrderKind, RankInfo, RankReport, Update
 from mindspeed_tft.groups import CommunicationAborted
@@ -47,10 +47,13 @@ class Link(Protocol):
     def close(self, timeout: float = 5.0) -> None: ...
 
 
-class Session:
+HostT = TypeVar("HostT", bound=Host)
+
+
+class Session(Generic[HostT]):
     """The fault-tolerance state of this rank, from the start of training to its end."""
 
-    def __init__(self, host: Host, link: Link, deadlines: Deadlines, resume: Callable[[int], str]) -> None:
+    def __init__(self, host: HostT, link: Link, deadlines: Deadlines, resume: Callable[[int], str]) -> None:
         """`resume(step)` words the command that resumes from the checkpoint of a step."""
         self.host, self.link, self.deadlines, self._resume = host, link, deadlines, resume
         self.info: RankInfo = host.info()

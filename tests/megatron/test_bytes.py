@@ -1,4 +1,4 @@
-"""Runs without a fault: with every feature off Megatron's own bytes, with replicas on those of N optimizer instances."""
+"""Runs without a fault: with all features off Megatron's own bytes, with replicas on those of N optimizer instances."""
 
 from __future__ import annotations
 

@@ -96,6 +96,8 @@ def test_bad_input_is_refused_with_flag_reason_and_remedy(tmp_path: Path) -> Non
             assert got["state"]["groups"] == ["parser"], got
             assert got["state"]["threads"] == 1, got
             rooms = ("control", "engine.machine", "recovery.session", "runtime", "patches.megatron_training")
-            assert not [n for n in got["state"]["ours"] if n.startswith(tuple(f"mindspeed_tft.{r}" for r in rooms))], got
+            assert not [n for n in got["state"]["ours"] if n.startswith(tuple(f"mindspeed_tft.{r}" for r in rooms))], (
+                got
+            )
         if name == "good":
             assert "high-availability" in got["state"]["groups"], got

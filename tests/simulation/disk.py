@@ -1,4 +1,4 @@
-"""A shared file system with the crash behaviour that matters: files of dead writers are torn, only a rename is atomic."""
+"""A shared file system as far as it matters: files of dead writers are torn, only a rename is atomic."""
 
 from __future__ import annotations
 

@@ -14,8 +14,8 @@ TICK = 0.2
 # Where a fault can strike, in the order of a step and of a dump. "update@2" is the update of the second step.
 STEP_POINTS = ("compute", "reduce", "clip", "entering", "commit", "passed", "update", "updated", "gather", "between")
 ORDER_KINDS = ("finish_update", "stage_shards", "write_part", "publish")
-RECOVERY_POINTS = ("stopping", "reported") + tuple(f"{when}:{kind}" for kind in ORDER_KINDS for when in ("order", "done"))
-DUMP_POINTS = RECOVERY_POINTS[2:]
+DUMP_POINTS = tuple(f"{when}:{kind}" for kind in ORDER_KINDS for when in ("order", "done"))
+RECOVERY_POINTS = ("stopping", "reported", *DUMP_POINTS)
 
 FIRST_FAULTS = ("kill", "kill_host", "raise", "memory", "terminate")
 LATER_FAULTS = ("kill", "kill", "kill_host", "fail", "hang", "slow", "cut", "memory")

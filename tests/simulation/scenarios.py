@@ -4,7 +4,17 @@ from __future__ import annotations
 
 import random
 
-from .layout import DUMP_POINTS, FIRST_FAULTS, LATER_FAULTS, RECOVERY_POINTS, STEP_POINTS, Fault, Layout, Scenario, Weather
+from .layout import (
+    DUMP_POINTS,
+    FIRST_FAULTS,
+    LATER_FAULTS,
+    RECOVERY_POINTS,
+    STEP_POINTS,
+    Fault,
+    Layout,
+    Scenario,
+    Weather,
+)
 
 LAYOUTS = (
     Layout(1, 2, 2, 1),

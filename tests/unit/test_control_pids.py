@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 from control_support import until
 
@@ -30,6 +31,10 @@ def start(code: str) -> subprocess.Popen[str]:
     return process
 
 
+def state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().split()[2]
+
+
 def finish(process: subprocess.Popen[str]) -> None:
     process.kill()
     process.communicate(timeout=10)
@@ -42,7 +47,7 @@ def test_a_process_that_lives_and_one_that_was_killed() -> None:
         assert not pids.is_ending(process.pid)
         assert not pids.is_dead(pidfd)
         os.kill(process.pid, signal.SIGSTOP)
-        until(lambda: open(f"/proc/{process.pid}/stat").read().split()[2] == "T", 5)
+        until(lambda: state(process.pid) == "T", 5)
         assert not pids.is_ending(process.pid), "a stopped process can go on"
         os.kill(process.pid, signal.SIGKILL)
         until(lambda: pids.is_ending(process.pid), 5)  # a zombie by now: nobody has waited for it
@@ -56,7 +61,7 @@ def test_a_process_that_lives_and_one_that_was_killed() -> None:
 def test_a_process_whose_first_thread_ended_lives() -> None:
     process = start(HEADLESS)
     try:
-        until(lambda: open(f"/proc/{process.pid}/stat").read().split()[2] == "Z", 5)
+        until(lambda: state(process.pid) == "Z", 5)
         assert not pids.is_ending(process.pid)
     finally:
         finish(process)

@@ -252,7 +252,7 @@ def test_without_a_controller_the_exception_is_the_users_own(made: tuple[Session
 
 
 def test_nobody_waits_for_ever(made: tuple[Session, ToyHost, ToyLink]) -> None:
-    session, host, link = made
+    session, host, _ = made
     compute(session, host, 1)
     with pytest.raises(Left) as left:
         session.recover(CommunicationAborted("x"))

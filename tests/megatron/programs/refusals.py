@@ -32,7 +32,7 @@ for case in cases:
             megatron_arguments.validate_args(megatron_arguments.parse_args())
         except SystemExit as exc:
             code = exc.code
-        except Exception as exc:
+        except Exception:
             code = traceback.format_exc()
     os.environ.clear()
     os.environ.update(environ)
