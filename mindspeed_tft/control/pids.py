@@ -48,6 +48,8 @@ def is_ending(pid: int) -> bool:
         if not _task_ends(f"/proc/{pid}/stat"):
             return False
         return all(_task_ends(f"/proc/{pid}/task/{task}/stat") for task in os.listdir(f"/proc/{pid}/task"))
+    except (FileNotFoundError, ProcessLookupError):
+        return True  # its first thread is gone, and it as a whole since
     except OSError:
         return False  # no /proc that we may read: the pidfd tells all the same, later
 

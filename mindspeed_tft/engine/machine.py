@@ -163,6 +163,8 @@ class Engine:
         if arrival is Arrival.OUTSIDE:
             self._desk.note(f"rank {rank} registered, but the job has {self._roster.world_size} ranks", warn=True)
             return
+        if arrival is Arrival.AGAIN and rank in self._roster.finished:
+            return  # it has left training and may be saving or evaluating: nothing is asked of it
         if arrival is Arrival.NEWCOMER and rank in self._roster.alive:
             self._lose(rank, f"another process (pid {info.pid} on {info.host}) registered in its place")
         self._roster.enter(info, arrival, self._desk.now)
@@ -170,7 +172,7 @@ class Engine:
             self._count_registrations()
         elif self._state is State.TRAINING:
             self._desk.note(f"rank {rank} reconnected")
-        else:
+        elif self._ending is None or self._ending.outcome != "finished":
             self._greet(rank, arrival)
 
     def _count_registrations(self) -> None:
@@ -188,7 +190,7 @@ class Engine:
         self._desk.stop((rank,), self._reason)
         if self._state is State.STOPPING and self._dump is not None:
             self._dump.repeat(rank)
-        elif self._state in (State.EXITING, State.CLOSED):
+        elif self._ending is not None:
             old = self._exits.get(rank)
             if old is not None and arrival is Arrival.AGAIN:
                 self._desk.put(old)

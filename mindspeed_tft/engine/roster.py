@@ -34,6 +34,7 @@ class Roster:
         self.finished: set[int] = set()
         self._heard: OrderedDict[int, float] = OrderedDict()  # rank -> last sign of life, oldest first
         self._quiet: set[int] = set()
+        self._known: set[int] = set()  # registered, lost or finished
 
     def __contains__(self, rank: int) -> bool:
         return 0 <= rank < self.world_size
@@ -46,7 +47,7 @@ class Roster:
     @property
     def accounted(self) -> bool:
         """Nobody is left who might still register for the first time."""
-        return len(self.infos.keys() | self.lost.keys() | self.finished) == self.world_size
+        return len(self._known) == self.world_size
 
     @property
     def told(self) -> tuple[int, ...]:
@@ -54,7 +55,8 @@ class Roster:
         return tuple(sorted(self.alive | self.newcomers.keys()))
 
     def missing(self) -> list[int]:
-        return [rank for rank in range(self.world_size) if rank not in self.infos and rank not in self.lost]
+        """Ranks of which nothing was heard yet."""
+        return [rank for rank in range(self.world_size) if rank not in self._known]
 
     def classify(self, info: RankInfo) -> Arrival:
         """What this registration would mean, without entering it."""
@@ -69,6 +71,7 @@ class Roster:
         return Arrival.AGAIN if same and not gone else Arrival.NEWCOMER
 
     def enter(self, info: RankInfo, arrival: Arrival, now: float) -> None:
+        self._known.add(info.rank)
         if arrival is Arrival.NEWCOMER:
             self.newcomers[info.rank] = info
         elif arrival is Arrival.FIRST or info.rank in self.alive:
@@ -113,6 +116,7 @@ class Roster:
         return sorted(found)
 
     def _forget(self, rank: int) -> None:
+        self._known.add(rank)
         self.alive.discard(rank)
         self._heard.pop(rank, None)
         self._quiet.discard(rank)

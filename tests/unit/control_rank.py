@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import logging
 import os
@@ -52,6 +53,9 @@ def main() -> int:
     was = ok
     while not processor.stopping and time.monotonic() < end:
         processor.step += 1
+        if "peer_fault" in words and os.path.exists(words["peer_fault"]):
+            processor.fault("peer", "connection closed by peer", own=False)
+            processor.wait_stop(5.0)
         time.sleep(0.01)
         if processor.connected != was:
             was = processor.connected
@@ -76,5 +80,6 @@ def main() -> int:
     return 4
 
 
+faulthandler.register(signal.SIGUSR1)  # where it hangs, for whoever looks for a failure
 signal.signal(signal.SIGTERM, signal.SIG_IGN if words.get("ignore_term") else signal.SIG_DFL)
 sys.exit(main())

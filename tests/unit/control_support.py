@@ -30,15 +30,11 @@ class FakeEngine:
         self.orders: dict[int, t.Order] = {}
         self.next_id = 1
         self.stage = "run"
-        self.heard: dict[int, float] = {}
 
     def handle(self, event: t.Event) -> list[t.Action]:
         out: list[t.Action] = []
         if isinstance(event, t.Registered):
             self.live.add(event.info.rank)
-            self.heard[event.info.rank] = event.at
-        elif isinstance(event, t.Heartbeat):
-            self.heard[event.rank] = event.at
         elif isinstance(event, t.RankFinished):
             self.live.discard(event.rank)
             self.finished.add(event.rank)
@@ -54,11 +50,6 @@ class FakeEngine:
             self.reports[event.report.rank] = event.report
         elif isinstance(event, t.OrderDone):
             self.orders.pop(event.order, None)
-        elif isinstance(event, t.Tick) and self.stage == "run":
-            for rank in sorted(self.live):
-                if event.at - self.heard[rank] > self.deadlines.heartbeat_lost:
-                    self.live.discard(rank)
-                    out += self._stop(f"rank {rank} is silent")
         return out + self._go_on()
 
     def incident(self) -> dict[str, object]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import ipaddress
+import json
 import os
 import shutil
 import signal
@@ -12,16 +13,18 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import grpc
 import pytest
-from control_support import HERE, Job, config, until
+from control_support import DEADLINES, HERE, Job, config, until
 
 from mindspeed_tft.control import tls
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.config import ControlConfig, ControlRefused
 from mindspeed_tft.control.uplink import METHOD
+from mindspeed_tft.engine.incident import EXIT_SAVED
 
 x509 = pytest.importorskip("cryptography.x509")
 from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
@@ -130,18 +133,22 @@ def test_two_hosts_with_certificates(job: Job, record_property: pytest.RecordPro
 
 
 def test_a_whole_host_is_lost(job: Job) -> None:
-    """Its relay dies with its ranks: nobody is left there to tell, and it is no proof that the ranks are dead."""
-    a, b = two_hosts(job.tmp)
-    ranks = job.start(a) + job.start(b, first=2)
+    """Its relay dies with its ranks: nobody there can tell, the survivors' broken collectives do."""
+    deadlines = replace(DEADLINES, stop=1.0, exit=1.0)
+    a, b = two_hosts(job.tmp, deadlines=deadlines, engine=ControlConfig.engine)
+    options = {"step": 7, "holds": ["tp0-pp0/dense/0"], "peer_fault": str(job.tmp / "broken")}
+    ranks = job.start(a, **options) + job.start(b, first=2, **options)
     for rank in ranks:
         assert rank.wait("started")["ok"]
     job.crashed.add(1)
     os.kill(job.only("host_main", 1), signal.SIGKILL)
     for rank in ranks[2:]:
         rank.kill()
-    for rank in ranks[:2]:
-        rank.wait("stop", 6)  # the fake engine judges silence
-    assert [rank.process.wait(10) for rank in ranks[:2]] == [1, 1]
+    (job.tmp / "broken").touch()
+    assert [rank.process.wait(10) for rank in ranks[:2]] == [EXIT_SAVED, EXIT_SAVED]
+    job.end()
+    assert job.incidents()[0]["step"] == 6
+    assert "ranks 2, 3: did not report" in json.dumps(job.incidents()[0]["timeline"])
 
 
 def test_a_certificate_for_another_host_is_refused(job: Job) -> None:
