@@ -27,6 +27,7 @@ _DROPPED_ENV = re.compile(
 )
 _NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 _ITERATION = re.compile(r"iteration\s+(\d+)/\s*(\d+)\s*\|")
+_PYTHON_ERROR = re.compile(r"(\[rank\d+\]:\s*)?([A-Za-z_][\w.]*\.)?[A-Z]\w*(Error|Exception|Refused|Interrupt)\b")
 _POLL = 0.1
 _GRACE = 5.0  # seconds that helpers of an ended job may take to end as well
 
@@ -61,7 +62,22 @@ class Ended:
 
     def tail(self, lines: int = 25) -> str:
         """The last lines of the log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+        return "\n".join(self._lines()[-lines:])
+
+    def explanation(self, lines: int = 15) -> str:
+        """What of the log explains an end: the first Python error of a rank, if there is one, and the last lines.
+
+        The last lines alone are the launcher's, which say who failed but not why.
+        """
+        every = self._lines()
+        error = next((number for number, line in enumerate(every) if _PYTHON_ERROR.match(line)), None)
+        if error is None or error >= len(every) - lines:
+            return self.tail(2 * lines)
+        first = every[max(0, error - lines) : error + 1]
+        return "\n".join([*first, "...", *every[-lines:]])
+
+    def _lines(self) -> list[str]:
+        return self.log.read_text(errors="replace").splitlines()
 
 
 def run(job: Job, progress: Progress | None = None) -> Ended:

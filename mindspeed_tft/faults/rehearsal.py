@@ -500,7 +500,7 @@ def _without_reference(run: Rehearsal, failed: JobFailed) -> Report:
     nothing = Evidence(fired=(), steps=run.plan.steps, faulty_exit=None, completed=0, saved=None)
     report = _report(run, nothing, None)
     report.reasons = (f"{failed}; nothing was rehearsed",)
-    report.tail = failed.ended.tail()
+    report.tail = failed.ended.explanation()
     return report
 
 
@@ -525,7 +525,7 @@ def _report(run: Rehearsal, seen: Evidence, reference: Path | None) -> Report:
         dump=run.dump if seen.saved is not None else None,
         reference=reference,
         logs=tuple(ended.log for ended in run.ended),
-        tail=run.ended[-1].tail() if word is Verdict.LOST and run.ended else "",
+        tail=run.ended[-1].explanation() if word is Verdict.LOST and run.ended else "",
         notes=[f"did not fire, the job was over before: {' '.join(silent)}"] if silent else [],
     )
 

@@ -119,15 +119,15 @@ def test_a_fault_before_everybody_registered_ends_the_job_without_a_dump() -> No
 
 
 def large_run(layout: Layout, faults: tuple[Fault, ...]) -> tuple[Simulation, list[tuple[float, str]]]:
-    """The run, and for each event the seconds that the engine took."""
+    """The run, and for each event the CPU seconds that the engine took: other load on the machine must not matter."""
     simulation = Simulation(Scenario(7, layout, faults))
     handle = simulation.engine.handle
     took: list[tuple[float, str]] = []
 
     def timed(event: Event) -> Any:
-        start = time.perf_counter()
+        start = time.process_time()
         actions = handle(event)
-        took.append((time.perf_counter() - start, type(event).__name__))
+        took.append((time.process_time() - start, type(event).__name__))
         return actions
 
     simulation.engine.handle = timed  # type: ignore[method-assign]
@@ -147,8 +147,8 @@ def test_4096_ranks_lose_a_host_in_the_update_and_a_writer_in_the_dump() -> None
 @pytest.mark.full
 def test_16384_ranks() -> None:
     layout = Layout(parts=32, d=512, n=2, per_host=8)
-    simulation, took = large_run(layout, (Fault("kill_host", "commit@1", 5000), Fault("kill", "order:publish")))
-    assert outcome(simulation) in ("dumped", "failed")  # failed only where S is 0
+    simulation, took = large_run(layout, (Fault("kill_host", "commit@2", 5000), Fault("kill", "order:publish")))
+    assert outcome(simulation) == "dumped"
     assert sum(seconds for seconds, _ in took) < 60
 
 

@@ -128,6 +128,7 @@ def test_a_killed_controller_stops_nothing(job: Job) -> None:
     job.end()
 
 
+@pytest.mark.full
 def test_ranks_die_together_with_the_controller(job: Job) -> None:
     ranks = job.start(config(job.tmp, 2))
     for rank in ranks:
@@ -202,6 +203,7 @@ def test_the_last_words_come_after_the_launcher(job: Job) -> None:
     assert last[1].startswith("[mindspeed_tft] incident: ")
 
 
+@pytest.mark.full
 def test_a_rank_that_never_comes(job: Job) -> None:
     """The processes of a job that fails before it registers end by themselves."""
     cfg = config(job.tmp, 1, start=1.5, deadlines=replace(DEADLINES, heartbeat_lost=0.5))
@@ -216,6 +218,7 @@ def test_a_rank_that_never_comes(job: Job) -> None:
     job.end(10)
 
 
+@pytest.mark.full
 def test_what_a_crashed_job_left_is_no_hindrance(job: Job) -> None:
     cfg = config(job.tmp, 2)
     ranks = job.start(cfg)
@@ -247,6 +250,7 @@ def test_an_engine_that_fails_stops_no_training(job: Job) -> None:
     assert "the engine failed" in job.text()
 
 
+@pytest.mark.full
 def test_no_engine_at_all(job: Job) -> None:
     (rank,) = job.start(config(job.tmp, 1, engine="control_support:NoSuchEngine", start=3.0))
     failed = rank.wait("failed")

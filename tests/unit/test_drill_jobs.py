@@ -39,6 +39,16 @@ def test_a_job_that_ends_is_reported_with_its_status_log_and_steps(tmp_path: Pat
     assert "iteration        3/" in ended.tail(1)
 
 
+def test_the_error_of_a_rank_is_shown_beside_the_last_words_of_the_launcher(tmp_path: Path) -> None:
+    code = "import sys\nprint('start')\nprint('[rank1]: ValueError: no luck')\nfor i in range(40): print('launcher', i)"
+    shown = jobs.run(_job(tmp_path, code)).explanation().splitlines()
+    assert shown[:3] == ["start", "[rank1]: ValueError: no luck", "..."]
+    assert shown[-1] == "launcher 39"
+    assert len(shown) == 18
+    silent = jobs.run(_job(tmp_path, "print('only this')"))
+    assert silent.explanation() == "only this"
+
+
 def test_progress_follows_the_log_while_the_job_runs(tmp_path: Path) -> None:
     seen: list[int] = []
     code = (

@@ -889,10 +889,10 @@ def test_a_heartbeat_costs_the_same_in_a_large_job() -> None:
     def seconds(world: int) -> float:
         job = Job(world=world)
         beats = [Heartbeat(job.now, rank % world, 7, "x") for rank in range(4096)]
-        start = time.perf_counter()
+        start = time.process_time()
         for beat in beats:
             job.engine.handle(beat)
-        return time.perf_counter() - start
+        return time.process_time() - start
 
     assert seconds(4096) < 20 * min(seconds(16) for _ in range(3)) + 0.05
 
