@@ -64,7 +64,8 @@ class Settings(BaseModel):
         leave = min(15.0, total / 8)
         dump = self.tft_dump_seconds if self.tft_dump_seconds is not None else total - stop - leave
         lost = min(10.0, stop / 2)
-        found = Deadlines(heartbeat=min(1.0, lost / 4), heartbeat_lost=lost, stop=stop, order=dump, dump=dump,
+        # Half of the dump for one order: a rank that hangs in it still leaves time for a second attempt without it.
+        found = Deadlines(heartbeat=min(1.0, lost / 4), heartbeat_lost=lost, stop=stop, order=dump / 2, dump=dump,
                           exit=leave)  # fmt: skip
         if not found.heartbeat < found.heartbeat_lost < found.stop < total or stop + dump + leave > total + 1e-9:
             raise Refused(

@@ -21,7 +21,9 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
     if session is None:
         return wrapped(*args, **kwargs)
     model, optimizer, scheduler = args[1], args[2], args[3]
-    session.host.attach(model, optimizer, scheduler, megatron_host.args().num_floating_point_operations_so_far)
+    space = megatron_host.args()
+    session.host.attach(model, optimizer, scheduler, space.num_floating_point_operations_so_far)
+    session.train_begin(space.iteration, len(session.host.optimizers()))
     try:
         return wrapped(*args, **kwargs)
     except SystemExit:

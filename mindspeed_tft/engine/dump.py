@@ -8,13 +8,14 @@ one attempt. At most three attempts, all within the dump's deadline. What happen
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 
 from mindspeed_tft.engine.agreement import agree, revise
 from mindspeed_tft.engine.desk import Desk, Payload
 from mindspeed_tft.engine.incident import EXIT_SAVED, EXIT_UNSAVED, Ending
-from mindspeed_tft.engine.planning import DumpPlan, NoPlan, plan_dump, rng_conflict
+from mindspeed_tft.engine.planning import DumpPlan, NoPlan, plan_dump, rng_apart, rng_conflict
 from mindspeed_tft.engine.roster import Roster
 from mindspeed_tft.engine.types import Commit, Deadlines, Order, OrderDone, OrderKind, RankReport, Update
 from mindspeed_tft.engine.words import count, ranks, some
@@ -161,8 +162,16 @@ class Dump:
         able = [rank for rank, offer in self.agreement.offers.items() if offer and rank not in excluded]
         if conflict := rng_conflict(self._roster.infos, self._reports, self.agreement, able):
             self._fail(conflict)  # now that finished ranks know their digest
+        elif other := self._wrong_writer(able):
+            self._fail_attempt(other)
         else:
             self._stage_shards()
+
+    def _wrong_writer(self, able: Collection[int]) -> str:
+        """Why the plan must change now that digests are known: a part's first rank writes where random states differ."""
+        infos, writers = self._roster.infos, self.attempts[-1].plan.writers
+        apart = rng_apart(infos, self._reports, self.agreement, able)
+        return next((text for part, text in sorted(apart.items()) if infos[writers[part]].dp_rank != 0), "")
 
     def _stage_shards(self) -> None:
         attempt = self.attempts[-1]

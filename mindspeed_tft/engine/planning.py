@@ -94,7 +94,8 @@ def plan_dump(
     able = {rank for rank in infos if rank not in excluded and agreement.offers.get(rank)}
     if conflict := rng_conflict(infos, reports, agreement, able):
         return NoPlan(conflict)
-    chooser = _Chooser(infos, reports, agreement, excluded, able, doubts or {})
+    apart = rng_apart(infos, reports, agreement, able)
+    chooser = _Chooser(infos, reports, agreement, excluded, able, doubts or {}, apart)
     missing = [shard for part in chooser.shards_of.values() for shard in part if not chooser.sources_of(shard)]
     if missing:
         return NoPlan(chooser.explain_shards(missing), tuple(missing))
@@ -110,7 +111,21 @@ def plan_dump(
 def rng_conflict(
     infos: Mapping[int, RankInfo], reports: Mapping[int, RankReport], agreement: Agreement, able: Collection[int]
 ) -> str:
-    """Why the random state of S is not one state within some part; "" when it is.
+    """Why the random state of S is not provably one state within some part; "" when it is.
+
+    Megatron saves the random state of a part's first data-parallel rank and gives it to all of them. So where that rank
+    can write, its state is the one that counts, whatever the others drew; where it cannot, they must agree among
+    themselves.
+    """
+    firsts = {infos[rank].part for rank in able if infos[rank].dp_rank == 0}
+    apart = rng_apart(infos, reports, agreement, able)
+    return next((text for part, text in sorted(apart.items()) if part not in firsts), "")
+
+
+def rng_apart(
+    infos: Mapping[int, RankInfo], reports: Mapping[int, RankReport], agreement: Agreement, able: Collection[int]
+) -> dict[str, str]:
+    """The parts whose ranks do not have the same random state at the end of S, and who has which.
 
     A digest that a rank does not know yet (before its update is finished) says nothing and is judged later.
     """
@@ -120,14 +135,15 @@ def rng_conflict(
         digest = report.rng_start if agreement.offers[rank].means is Means.REWIND else report.rng_end
         if digest:
             seen.setdefault(infos[rank].part, {}).setdefault(digest, rank)
-    for part, digests in sorted(seen.items()):
+    found = {}
+    for part, digests in seen.items():
         if len(digests) > 1:
             apart = some(f"rank {rank}: {digest[:12]}" for digest, rank in digests.items())
-            return (
+            found[part] = (
                 f"the random state of part {part} at step {agreement.step} differs between ranks that should agree "
                 f"({apart}): not provably one state"
             )
-    return ""
+    return found
 
 
 class _Chooser:
@@ -141,9 +157,10 @@ class _Chooser:
         excluded: Mapping[int, str],
         able: Collection[int],
         doubts: Mapping[int, int],
+        apart: Collection[str],
     ) -> None:
         self._infos, self._reports, self._agreement, self._excluded = infos, reports, agreement, excluded
-        self._able, self._doubts = able, doubts
+        self._able, self._doubts, self._apart = able, doubts, apart
         self._members: dict[str, list[int]] = {}
         self._holders: dict[str, list[int]] = {}
         self.shards_of: dict[str, list[str]] = {}  # part -> its shards, both in order
@@ -171,9 +188,10 @@ class _Chooser:
     def _doubt(self, rank: int) -> tuple[int, bool]:
         return self._doubts.get(rank, 0), bool(self._reports[rank].fault)
 
-    def _as_writer(self, rank: int) -> tuple[int, bool, int, int, int]:
+    def _as_writer(self, rank: int) -> tuple[bool, int, bool, int, int, int]:
         info = self._infos[rank]
-        return (*self._doubt(rank), -len(info.holds), info.dp_rank, rank)
+        second_to_none = info.part in self._apart and info.dp_rank != 0  # see rng_conflict
+        return (second_to_none, *self._doubt(rank), -len(info.holds), info.dp_rank, rank)
 
     def explain_shards(self, missing: list[str]) -> str:
         told = (f"{shard} ({self._became(self._holders[shard])})" for shard in missing)

@@ -63,6 +63,10 @@ class Session(Generic[HostT]):
 
     # ----------------------------------------------------------------------------- stamps on the step path
 
+    def train_begin(self, step: int, optimizers: int) -> None:
+        """Training begins after `step` (0, or the step that was loaded): that step is complete on this rank."""
+        self.record = StepRecord(step, Commit.PASSED, updates=dict.fromkeys(range(optimizers), Update.DONE))
+
     def step_begin(self, step: int, optimizers: int) -> None:
         """Training of `step` begins: keep the small state, from which a broken step is left behind."""
         self.record.begin(step, self.host.small_state(step - 1), optimizers)
@@ -190,7 +194,7 @@ class Session(Generic[HostT]):
         if record.step == step + 1 and record.start is not None and record.update is Update.UNTOUCHED:
             return record.start
         if record.step == step and record.update is Update.DONE:
-            return self.host.small_state_after(record)
+            return self.host.small_state_after(record) if record.start else self.host.small_state(step)
         raise files.DumpError(f"cannot give step {step}: at step {record.step}, update {record.update.value}")
 
     def _directory(self, payload: dict[str, Any]) -> Path:

@@ -273,8 +273,8 @@ def test_a_late_word_about_an_update_brings_the_rank_back() -> None:
 
 def test_digests_are_compared_again_after_the_updates() -> None:
     job = Job()
-    job.lose(3)
-    job.report(0, rng_end="a")
+    job.lose(0)
+    job.report(3, rng_end="a")
     job.report(2, rng_end="a")
     job.report(1, commit=E, update=U)
     job.answer(*orders(job.actions, FINISH), rng_end="b")

@@ -135,17 +135,28 @@ def test_an_unproved_step_is_not_planned() -> None:
 
 def test_random_states_must_agree_within_a_part() -> None:
     reports = said(job(), r2=RankReport(2, 7, P, D, rng_end="other"))
-    assert "random state of part p0 at step 7 differs" in refused(plan(job(), reports)).reason
+    found = refused(plan(job(), reports, {0: "lost"}))
+    assert "random state of part p0 at step 7 differs" in found.reason
     assert made(plan(job(), reports, {2: "lost"}))  # the dead do not vote
     reports = said(job(parts=2), **{f"r{rank}": RankReport(rank, 7, P, D, rng_end="b") for rank in (1, 3, 5, 7)})
     assert made(plan(job(parts=2), reports))  # parts may differ
 
 
+def test_where_random_states_differ_the_first_rank_writes_and_its_state_counts() -> None:
+    """Megatron saves that rank's state and gives it to all of them."""
+    reports = said(job(), r2=RankReport(2, 7, P, D, rng_end="other"), r0=RankReport(0, 7, P, D, "bug", rng_end="e"))
+    found = made(plan(job(), reports))
+    assert found.writers["p0"] == 0  # although it has a fault of its own
+    agreeing = said(job(), r0=RankReport(0, 7, P, D, "bug", rng_end="e"))
+    assert made(plan(job(), agreeing)).writers["p0"] != 0
+
+
 def test_the_digest_that_counts_is_the_one_of_the_end_of_s() -> None:
-    ahead = RankReport(0, 8, N, U, rng_start="e")
-    assert made(plan(job(), said(job(), r0=ahead)))
-    ahead = RankReport(0, 8, N, U, rng_start="x", rng_end="e")
-    assert refused(plan(job(), said(job(), r0=ahead)))
+    gone = {0: "lost"}
+    ahead = RankReport(1, 8, N, U, rng_start="e")
+    assert made(plan(job(), said(job(), r1=ahead), gone))
+    ahead = RankReport(1, 8, N, U, rng_start="x", rng_end="e")
+    assert refused(plan(job(), said(job(), r1=ahead), gone))
 
 
 def test_an_unknown_digest_is_no_conflict() -> None:

@@ -243,6 +243,17 @@ def test_a_checkpoint_that_exists_is_not_written_again(made: tuple[Session, ToyH
     assert published[2] and published[4]["exists"] == "1"
 
 
+def test_a_fault_before_the_first_step_after_a_resume(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    host.weights = 40
+    session.train_begin(40, 1)
+    link.orders = dump_orders(40)
+    with pytest.raises(Left):
+        session.recover(CommunicationAborted("x"))
+    assert (link.reports[-1].step, link.reports[-1].commit, link.reports[-1].update) == (40, Commit.PASSED, Update.DONE)
+    assert (host.save / "iter_0000040" / "model.pt").read_text() == "40:{'draws': 0}"
+
+
 def test_without_a_controller_the_exception_is_the_users_own(made: tuple[Session, ToyHost, ToyLink]) -> None:
     session, host, link = made
     compute(session, host, 1, "forward")
