@@ -289,7 +289,7 @@ class Processor:
                 if self._welcomed:
                     self._take_outbox()
                 self._flush(sock)
-                if self._closing and not self._out:
+                if self._closing and not self._out and not (self._welcomed and self._outbox):
                     return
                 selector.modify(sock, selectors.EVENT_READ | (selectors.EVENT_WRITE if self._out else 0))
                 wait = min(beat - now, self._deadlines.heartbeat) if self._welcomed else self._deadlines.heartbeat

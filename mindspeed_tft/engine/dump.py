@@ -168,7 +168,7 @@ class Dump:
             self._stage_shards()
 
     def _wrong_writer(self, able: Collection[int]) -> str:
-        """Why the plan must change now that digests are known: a part's first rank writes where random states differ."""
+        """Why the plan must change now that digests are known: where they differ, a part's first rank writes."""
         infos, writers = self._roster.infos, self.attempts[-1].plan.writers
         apart = rng_apart(infos, self._reports, self.agreement, able)
         return next((text for part, text in sorted(apart.items()) if infos[writers[part]].dp_rank != 0), "")

@@ -8,6 +8,7 @@ import logging
 import os
 import signal
 import sys
+import threading
 import time
 
 from mindspeed_tft.control import launch
@@ -32,10 +33,16 @@ def main() -> int:
     except Exception as error:
         tell("failed", type=type(error).__name__, text=str(error))
         return 3
+    told = threading.Event()
+
+    def on_stop(epoch: int, reason: str) -> None:
+        tell("stop", epoch=epoch, reason=reason)
+        told.set()
+
     processor = Processor(
         path,
         config.deadlines,
-        on_stop=lambda epoch, reason: tell("stop", epoch=epoch, reason=reason),
+        on_stop=on_stop,
         on_lost=lambda reason: tell("lost", reason=reason),
         revive=launch.reviver(config, words["local_rank"]),
     )
@@ -64,6 +71,7 @@ def main() -> int:
         tell("goodbye", ok=processor.goodbye())
         processor.close()
         return 0
+    told.wait(5.0)
     time.sleep(words.get("report_after", 0.0))
     step = words.get("step", processor.step)
     processor.report(t.RankReport(rank, step, t.Commit.NONE, t.Update.UNTOUCHED, rng_start="r", rng_end=""))
