@@ -51,6 +51,7 @@ class RankReport:
     trusted: bool = True  # False: its tensors may be damaged (memory fault); never a source
     rng_start: str = ""  # sha256 of the RNG snapshot at the start of `step`
     rng_end: str = ""  # sha256 of the RNG state at the end of `step` ("" before its update began)
+    epoch: int = 0  # the stop that this report answers; 0: told before any stop was heard
 
 
 # ------------------------------------------------------------------------------------------------- events
@@ -131,6 +132,10 @@ class OrderKind(str, Enum):
     WRITE_PART = "write_part"  # payload: step, directory, part, sources (shard id -> "self" or "rank:<r>")
     PUBLISH = "publish"  # payload: step, directory, parts. Manifest, rename, tracker. Result: path, resume, exists
     DISCARD = "discard"  # payload: directory. Remove what a failed attempt left behind
+    REGROUP = "regroup"  # payload: step, epoch. Build all process groups anew under this epoch, with all ranks
+    REPAIR = "repair"  # payload: step, transfers ["shard|source rank|target rank", ...] in one order for everybody
+    ROLLBACK = "rollback"  # payload: step. Leave the broken step behind, gather parameters from the shards of S
+    RESUME = "resume"  # payload: step. Train on with S + 1
     EXIT = "exit"  # payload: code, summary
 
 

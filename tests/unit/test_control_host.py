@@ -263,6 +263,8 @@ def test_the_real_engine_saves_the_step(job: Job) -> None:
     ranks = job.start(config(job.tmp, 2, engine=ControlConfig.engine), **options)
     for rank in ranks:
         assert rank.wait("started")["ok"]
+    for module in ("host_main", "controller_main"):
+        os.kill(job.only(module), signal.SIGTERM)  # as a scheduler does, to every process of a job
     ranks[0].kill()
     assert ranks[1].process.wait(10) == EXIT_SAVED
     assert [line["kind"] for line in ranks[1].lines("order")] == ["write_part", "publish", "exit"]
