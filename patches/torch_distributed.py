@@ -48,6 +48,33 @@ def _register(groups: GroupTable) -> None:
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
 
 
+def regroup(epoch: int, timeout: timedelta) -> int:
+    """Give every swappable group a new backend for `epoch`; all ranks of the job call it with the same epoch.
+
+    The ranks meet at the job's own store, under the epoch's name: a rank of an older epoch looks elsewhere, so it can
+    never join, and its connections are closed. Returns the number of groups.
+
+    Raises:
+        RuntimeError: some rank did not come within `timeout` per group, or the store is gone.
+    """
+    import torch.distributed.distributed_c10d as c10d
+    from torch._C._distributed_c10d import PrefixStore
+
+    store = c10d._get_default_store().clone()  # a connection of its own: its timeout is nobody else's
+    store.set_timeout(timeout)
+    place = PrefixStore(f"tft-epoch-{epoch}", store)
+    usual = c10d._get_default_group()._timeout
+
+    def build(group: SwappableGroup) -> Any:
+        inner = build_gloo(group, place, timeout)
+        inner.set_timeout(usual)
+        return inner
+
+    count = table().rebuild(build)
+    c10d._world.pg_coalesce_state.clear()  # an exception inside torch's coalescing manager leaves its list behind
+    return count
+
+
 def build_gloo(group: SwappableGroup, store: Any, timeout: timedelta) -> Any:
     """A plain torch group over gloo for the members of `group`, meeting at `store`."""
     from torch._C._distributed_c10d import PrefixStore, ProcessGroup, ProcessGroupGloo

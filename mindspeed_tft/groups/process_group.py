@@ -92,6 +92,11 @@ class SwappableGroup(ProcessGroup):
         """Shut the backend's connections; any thread may call. Returns how many were open."""
         return sockets.shut(self._sockets)
 
+    def drop(self) -> Any:
+        """Give up the backend; the caller destroys what is returned, which may take as long as a stuck operation."""
+        inner, self._inner, self._sockets = self._inner, None, frozenset()
+        return inner
+
     # ---------------------------------------------------------------------------------- operations
 
     def guarded(self, operation: Callable[[], Any]) -> Any:
@@ -229,6 +234,28 @@ class GroupTable:
         """Whether this text is one that the backend raises when a peer or a connection is gone."""
         text = str(exc)
         return self.aborted.is_set or any(mark in text for mark in self._connection_errors)
+
+    def cut(self) -> int:
+        """Shut all connections and tell nobody: what a broken link looks like. Returns how many were open."""
+        with self._lock:
+            groups = list(self._groups)
+        return sum(group.close() for group in groups)
+
+    def rebuild(self, build: Callable[[SwappableGroup], Any]) -> int:
+        """Put a new backend below every group, in the order of their creation, which is the same on all members of a
+        group; a collective over all ranks. To be called by the thread that communicates, after `abort`. A failure
+        leaves the groups aborted. Returns the number of groups.
+        """
+        with self._lock:
+            groups = list(self._groups)
+        old = [group.drop() for group in groups]
+        # A gloo group waits for its threads when it is destroyed, and one of them may be stuck: not on this thread.
+        threading.Thread(target=old.clear, name="tft-drop-groups", daemon=True).start()
+        del old
+        for group in groups:
+            group.configure(build)
+        self.aborted.clear()
+        return len(groups)
 
     def abort(self, reason: str) -> int:
         """Free every thread that waits in any group. First the connections, so that no peer of the

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import dataclasses
 import importlib.util
 import subprocess
 import sys
@@ -26,7 +27,16 @@ infos = st.builds(
     t.RankInfo, ranks, texts, st.integers(0, 2**31), texts, st.integers(0, 4096), st.lists(texts).map(tuple)
 )
 reports = st.builds(
-    t.RankReport, ranks, steps, st.sampled_from(t.Commit), st.sampled_from(t.Update), texts, st.booleans(), texts, texts
+    t.RankReport,
+    rank=ranks,
+    step=steps,
+    commit=st.sampled_from(t.Commit),
+    update=st.sampled_from(t.Update),
+    fault=texts,
+    trusted=st.booleans(),
+    rng_start=texts,
+    rng_end=texts,
+    epoch=steps,
 )
 texts_by_text = st.dictionaries(texts, texts, max_size=5)
 rank_events = st.one_of(
@@ -93,6 +103,14 @@ def test_every_type_of_the_engine_has_a_place() -> None:
         t.Stop, t.Order, t.Note, t.Closed,
     }  # fmt: skip
     assert {*t.Event.__subclasses__(), *t.Action.__subclasses__()} == known
+
+
+@pytest.mark.parametrize("kind", [t.RankInfo, t.RankReport, t.FaultSeen, t.RankLost, t.OrderDone, t.Stop, t.Order])
+def test_every_field_has_a_place(kind: type) -> None:
+    """A field with a default would be lost without a word. `at` is the controller's own."""
+    message = getattr(wire, kind.__name__)
+    ours = {field.name for field in dataclasses.fields(kind)} - {"at"}
+    assert ours <= set(message.DESCRIPTOR.fields_by_name), "and vary it in the round trips above"
 
 
 def test_text_that_is_no_utf8_and_endless_text() -> None:

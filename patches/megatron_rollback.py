@@ -1,0 +1,185 @@
+"""Leave a broken step behind in Megatron: every state that it touched is put back to the end of step S.
+
+The rules are one small function each, in the order in which they have to run. The broken step's exception, with the
+graph and the abandoned `no_sync` context in its frames, has been released before (`recovery.session`): released later,
+its `finally` would switch gradient reduction on in the middle of the retried step.
+"""
+
+from __future__ import annotations
+
+import importlib
+import random
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from mindspeed_tft.recovery.record import SmallState
+from mindspeed_tft.recovery.replay import ReplayIterator
+
+if TYPE_CHECKING:
+    from mindspeed_tft.patches.megatron_host import MegatronHost
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _args() -> Any:
+    return _module("megatron.training.global_vars").get_args()
+
+
+# ------------------------------------------------------------------------------------------------ the rules
+
+
+def bucket_groups(host: MegatronHost, _state: SmallState) -> None:
+    """Handles of operations that no longer exist, and counts of a backward pass that did not end."""
+    for group in _bucket_groups(host):
+        group.grad_reduce_handle = None
+        group.param_gather_handle = None
+        group.param_gather_dispatched = False
+        group.per_param_grad_ready_counts = {}
+        group.is_last_microbatch = True
+        if hasattr(group, "grad_reduce_finished"):
+            group.grad_reduce_finished = False
+
+
+def gradients(host: MegatronHost, _state: SmallState) -> None:
+    """Half-accumulated gradients, in the buffers and in the optimizer."""
+    for chunk in host.model:
+        chunk.zero_grad_buffer()
+    host.optimizer.zero_grad()
+
+
+def forward_hooks(host: MegatronHost, _state: SmallState) -> None:
+    """Overlapped parameter gather: `train` switches the hooks off when it begins and insists that they are on."""
+    for chunk in host.model:
+        if getattr(chunk, "use_forward_hook", False) and not chunk.remove_forward_pre_hook_handles:
+            chunk.enable_forward_pre_hook()
+
+
+def callbacks(host: MegatronHost, _state: SmallState) -> None:
+    """`train` installs these when it begins, and asserts that nobody has before."""
+    config = _module("megatron.core.utils").get_model_config(host.model[0])
+    config.no_sync_func = None
+    config.grad_sync_func = None
+    config.param_sync_func = None
+
+
+def timers(_host: MegatronHost, _state: SmallState) -> None:
+    """A timer that the broken step started refuses to be started again."""
+    for timer in _module("megatron.training.global_vars").get_timers()._timers.values():
+        timer._started = False
+
+
+def rerun_machine(_host: MegatronHost, state: SmallState) -> None:
+    """Megatron's own replay for wrong results: not running, at step S."""
+    rerun = _module("megatron.core.rerun_state_machine")
+    machine = rerun.get_rerun_state_machine()
+    machine.state = rerun.RerunState.NOT_RUNNING_YET
+    machine.current_iteration = state.step
+
+
+def random_states(_host: MegatronHost, state: SmallState) -> None:
+    rng = state.rng
+    random.setstate(rng["random_rng_state"])
+    np.random.set_state(rng["np_rng_state"])
+    torch.set_rng_state(rng["torch_rng_state"])
+    torch.cuda.set_rng_state(rng["cuda_rng_state"])
+    tracker = _module("megatron.core.tensor_parallel").get_cuda_rng_tracker()
+    tracker.set_states({name: value.clone() for name, value in rng["rng_tracker_states"].items()})
+
+
+def counters(_host: MegatronHost, state: SmallState) -> None:
+    """Set absolutely; `train` reads them when it begins again."""
+    space = _args()
+    space.iteration = state.step
+    for key in ("curr_iteration", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples"):
+        setattr(space, key, state.counters[key])
+    space.num_floating_point_operations_so_far = state.flops
+    calculator = _module("megatron.core.num_microbatches_calculator")
+    calculator.update_num_microbatches(space.consumed_train_samples, consistency_check=False)
+
+
+def optimizer_scalars(host: MegatronHost, state: SmallState) -> None:
+    """Loss scalers, and scheduler with the learning rates that it wrote into the optimizer."""
+    host.scheduler.num_steps = state.scheduler["num_steps"]
+    host.scheduler.step(increment=0)
+    for scaler, saved in zip(host.scalers(), state.scalers, strict=True):
+        if scaler is not None:
+            scaler.load_state_dict(saved)
+
+
+def data(host: MegatronHost, _state: SmallState) -> None:
+    """The batches of the broken step come again; what Megatron kept for its own replay is dropped."""
+    for iterator in _data_iterators(host):
+        iterator.saved_microbatches = []
+        iterator.replaying = False
+        iterator.replay_pos = 0
+        if isinstance(iterator.iterable, ReplayIterator):
+            iterator.iterable.rewind()
+
+
+def parameters(host: MegatronHost, _state: SmallState) -> None:
+    """Own shard from the main parameters, the others' by a gather: a collective of all ranks, and the last rule.
+
+    Always, because an interrupted gather may have torn them on any rank, and an overlapped one happens inside the
+    next step.
+    """
+    with torch.no_grad():
+        for optimizer in host.optimizers():
+            optimizer._copy_main_params_to_model_params()
+        for chunk in host.model:
+            chunk.start_param_sync(force_sync=True)
+    for group in _bucket_groups(host):
+        group.param_gather_handle = None
+        group.param_gather_dispatched = False
+
+
+RULES: tuple[Callable[[MegatronHost, SmallState], None], ...] = (
+    bucket_groups,
+    gradients,
+    forward_hooks,
+    callbacks,
+    timers,
+    rerun_machine,
+    random_states,
+    counters,
+    optimizer_scalars,
+    data,
+    parameters,
+)
+
+
+def roll_back(host: MegatronHost, state: SmallState) -> None:
+    """Put everything to the end of `state.step`. The optimizer's shards are there already."""
+    for rule in RULES:
+        rule(host, state)
+
+
+# ------------------------------------------------------------------------------------------------ access
+
+
+def _bucket_groups(host: MegatronHost) -> Iterator[Any]:
+    for chunk in host.model:
+        yield from chunk.bucket_groups
+        yield from chunk.expert_parallel_bucket_groups
+
+
+def _data_iterators(host: MegatronHost) -> list[Any]:
+    found = host.data if isinstance(host.data, list) else [host.data]
+    return [iterator for iterator in found if iterator is not None]
+
+
+def keep_batches(host: MegatronHost) -> None:
+    """Put a replay iterator below Megatron's own, once; Megatron insists on the type of the outer one."""
+    for iterator in _data_iterators(host):
+        if not isinstance(iterator.iterable, ReplayIterator):
+            iterator.iterable = ReplayIterator(iterator.iterable)
+
+
+def mark_batches(host: MegatronHost) -> None:
+    for iterator in _data_iterators(host):
+        if isinstance(iterator.iterable, ReplayIterator):
+            iterator.iterable.mark()
