@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +24,7 @@ from mindspeed_tft.recovery import launcher
 from mindspeed_tft.recovery.session import Session
 from mindspeed_tft.registry import REGISTRY
 from mindspeed_tft.replica import holders
-from mindspeed_tft.settings import Refused, Settings
+from mindspeed_tft.settings import Settings
 
 if TYPE_CHECKING:
     from mindspeed_tft.patches.megatron_host import MegatronHost
@@ -42,6 +43,12 @@ def session() -> Session[MegatronHost] | None:
 
 def settings() -> Settings | None:
     return _settings
+
+
+def regroup_seconds() -> float:
+    """How long one process group may take to be built anew: shorter than a stop, which may come meanwhile."""
+    assert _settings is not None
+    return min(10.0, _settings.deadlines().stop / 2)
 
 
 def enable(found: Settings, origin: dict[str, str]) -> None:
@@ -84,29 +91,47 @@ def protect(host: MegatronHost) -> None:
         port=_settings.tft_controller_port,
         tls_dir=_settings.tft_tls_dir,
         insecure=_settings.tft_insecure,
+        strategies=_settings.strategies(),
     )
     if _settings.tft_controller_address:
         config = dataclasses.replace(config, controller_host=_settings.tft_controller_address)
     try:
         path = launch.ensure_host(config, rank, local_rank)
     except ControlRefused as exc:
-        refused = Refused("--tft-controller-port", str(exc), "see the message") if "--" not in str(exc) else exc
-        arguments.leave(str(refused), 0)
+        arguments.leave(str(exc), 0)
     except ControlUnavailable as exc:
         log.error("*** rank %d trains WITHOUT protection: %s ***", rank, exc)
         return
     table = _groups()
-    link = Processor(path, deadlines, on_stop=lambda epoch, reason: table.abort(f"epoch {epoch}: {reason}"))
+    link = Processor(
+        path,
+        deadlines,
+        on_stop=lambda epoch, reason: table.abort(f"epoch {epoch}: {reason}", epoch),
+        revive=launch.reviver(config, local_rank),
+    )
     if not link.start(info, config.start):
         log.error("*** rank %d trains WITHOUT protection for now, see above ***", rank)
     save = str(host.save_directory())
-    _session = Session(host, link, deadlines, resume=lambda _step: launcher.resume_command(save))
+    _session = Session(
+        host, link, deadlines, resume=lambda _step: launcher.resume_command(save), classify=_classifier(_settings)
+    )
     _catch_signals(_session)
     _catch_uncaught(_session)
     atexit.register(_goodbye, link)
     if rank == 0:
         _tell_replicas(_settings, host)
         _warn_of_patience(_settings)
+
+
+def _classifier(found: Settings) -> Callable[[str], str]:
+    """Names the kind of a fault by its text; without online repair nobody asks."""
+    if not found.enable_hbmfault_repair:
+        return lambda _text: "exception"
+    from mindspeed_tft import platforms
+    from mindspeed_tft.faults import classify
+
+    name = platforms.select(found.tft_platform).name
+    return lambda text: classify.classify(text, name).kind
 
 
 def _groups() -> Any:

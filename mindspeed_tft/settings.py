@@ -53,6 +53,10 @@ class Settings(BaseModel):
     def replicas(self) -> int:
         return 1 if self.distributed_optimizer_no_replica else self.optimizer_replica_num
 
+    def strategies(self) -> tuple[str, ...]:
+        """What the engine may decide for, the weakest last."""
+        return ("retry", "dump") if self.enable_hbmfault_repair else ("dump",)
+
     def deadlines(self) -> Deadlines:
         """Every timeout of a recovery, in seconds, from the one knob; their order is asserted.
 

@@ -15,6 +15,7 @@ import random
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ import numpy as np
 import torch
 
 from mindspeed_tft.engine.types import Commit, RankInfo, Update
+from mindspeed_tft.patches import megatron_rollback, megatron_shards, torch_distributed
+from mindspeed_tft.patches.megatron_shards import buckets, local_shards, state_keys
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery.record import SmallState, StepRecord
 
@@ -47,18 +50,22 @@ class LockstepError(RuntimeError):
 class MegatronHost:
     """State and actions of this rank. `attach` is called once Megatron has built model and optimizer."""
 
-    def __init__(self, host_name: str | None = None) -> None:
+    def __init__(self, host_name: str | None = None, regroup_seconds: float = 10.0) -> None:
+        """`regroup_seconds`: how long one process group may take to be built anew."""
         self._host_name = host_name or socket.gethostname()
         self.model: list[Any] = []
         self.optimizer: Any = None
         self.scheduler: Any = None
+        self.data: Any = None
+        self._regroup_seconds = regroup_seconds
         self._flops = 0.0
         self._flops_open = False  # a step has ended whose operations are not counted yet
         self._ballot: torch.Tensor | None = None
 
-    def attach(self, model: list[Any], optimizer: Any, scheduler: Any, flops: float) -> None:
-        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+    def attach(self, model: list[Any], optimizer: Any, scheduler: Any, data: Any, flops: float) -> None:
+        self.model, self.optimizer, self.scheduler, self.data = model, optimizer, scheduler, data
         self._flops = float(flops)
+        self._flops_open = False
 
     # ------------------------------------------------------------------------------------------- who
 
@@ -152,7 +159,7 @@ class MegatronHost:
                 "dropped": dropped,
             },
             scheduler=self.scheduler.state_dict(),
-            scalers=[scaler.state_dict() if scaler is not None else {} for scaler in self._scalers()],
+            scalers=[scaler.state_dict() if scaler is not None else {} for scaler in self.scalers()],
             flops=self._flops,
         )
 
@@ -184,7 +191,7 @@ class MegatronHost:
             self._flops += float(value)
             self._flops_open = False
 
-    def _scalers(self) -> list[Any]:
+    def scalers(self) -> list[Any]:
         return [getattr(optimizer, "grad_scaler", None) for optimizer in self.optimizers()]
 
     def optimizers(self) -> list[Any]:
@@ -204,10 +211,9 @@ class MegatronHost:
                     local_update(optimizer)
 
     def stage_shards(self, shards: list[str], directory: Path) -> dict[str, str]:
-        mine, hashes = self.info().holds, {}
+        self._check_mine(shards)
+        hashes = {}
         for shard in shards:
-            if shard not in mine:
-                raise files.DumpError(f"asked for shard {shard}, but this rank holds {', '.join(mine)}")
             tensors = {
                 f"{index}/{name}": tensor
                 for index, optimizer in enumerate(self.optimizers())
@@ -217,6 +223,12 @@ class MegatronHost:
             hashes[path.name] = files.write_verified(path, partial(torch.save, tensors))
             files.write_text(path.with_suffix(".sha256"), hashes[path.name])
         return hashes
+
+    def _check_mine(self, shards: list[str]) -> None:
+        mine = self.info().holds
+        for shard in shards:
+            if shard not in mine:
+                raise files.DumpError(f"asked for shard {shard}, but this rank holds {', '.join(mine)}")
 
     def write_part(self, state: SmallState, part: str, sources: dict[str, str], directory: Path) -> dict[Path, str]:
         if part != self.part():
@@ -255,7 +267,7 @@ class MegatronHost:
             raise files.DumpError(f"the scheduler stands {-missing} samples after the end of step {state.step}")
         if missing:
             self.scheduler.step(increment=missing)
-        for scaler, saved in zip(self._scalers(), state.scalers, strict=True):
+        for scaler, saved in zip(self.scalers(), state.scalers, strict=True):
             if scaler is not None:
                 scaler.load_state_dict(saved)
 
@@ -269,6 +281,23 @@ class MegatronHost:
         )
         content["num_floating_point_operations_so_far"] = state.flops
         return content
+
+    # ------------------------------------------------------------------------------------------- repair
+
+    def regroup(self, epoch: int) -> None:
+        torch_distributed.regroup(epoch, timedelta(seconds=self._regroup_seconds))
+
+    def send_shard(self, shard: str, target: int) -> None:
+        self._check_mine([shard])
+        megatron_shards.send(self.optimizers(), self.model, target)
+
+    def receive_shard(self, shard: str, source: int) -> None:
+        self._check_mine([shard])
+        megatron_shards.receive(self.optimizers(), self.model, source)
+
+    def roll_back(self, state: SmallState, again: bool) -> None:
+        megatron_rollback.roll_back(self, state, again)
+        self._flops, self._flops_open = state.flops, False
 
     # ------------------------------------------------------------------------------------------- memory
 
@@ -345,58 +374,18 @@ def _of_optimizer(tensors: dict[str, torch.Tensor], index: int) -> dict[str, tor
     return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def _buckets(optimizer: Any) -> Iterator[tuple[int, Any, int, Any]]:
-    """(buffer index, its dtype key, bucket index, range map) in the order of Megatron's own state."""
-    for buffer_index, ranges in enumerate(optimizer.gbuf_ranges):
-        for dtype, per_bucket in ranges.items():
-            for bucket_index, ranges_of_bucket in enumerate(per_bucket):
-                yield buffer_index, dtype, bucket_index, ranges_of_bucket
-
-
-def local_shards(optimizer: Any) -> dict[str, torch.Tensor]:
-    """This rank's shards of main parameters and moments: float32 CPU tensors of shape (bucket elements / ranks of the
-    optimizer instance,), named "buffer/bucket/key". Gaps between parameters are zero, as in Megatron's own files."""
-    ranks = optimizer.data_parallel_group.size()
-    shards: dict[str, torch.Tensor] = {}
-    keys = ("param", *optimizer_state_keys(optimizer))
-    for buffer_index, _, bucket_index, ranges in _buckets(optimizer):
-        numel = optimizer.buffers[buffer_index].buckets[bucket_index].grad_data.numel() // ranks
-        for key in keys:
-            shards[f"{buffer_index}/{bucket_index}/{key}"] = torch.zeros(numel, dtype=torch.float32)
-        for parameter, where in ranges["param_map"].items():
-            tensors = _main_and_state(optimizer, parameter)
-            span = slice(where["gbuf_local"].start, where["gbuf_local"].end)
-            for key in keys:
-                shards[f"{buffer_index}/{bucket_index}/{key}"][span].copy_(tensors[key].detach().reshape(-1))
-    return shards
-
-
-def optimizer_state_keys(optimizer: Any) -> tuple[str, ...]:
-    return tuple(getattr(optimizer, "optimizer_state_keys", ("exp_avg", "exp_avg_sq")))
-
-
-def _main_and_state(optimizer: Any, parameter: Any) -> dict[str, torch.Tensor]:
-    getter = getattr(optimizer, "_get_main_param_and_optimizer_states", None)
-    if getter is not None:
-        found: dict[str, torch.Tensor] = getter(parameter)
-        return found
-    group, order = optimizer.model_param_group_index_map[parameter]
-    main = optimizer.optimizer.param_groups[group]["params"][order]
-    return {"param": main, **optimizer.optimizer.state[main]}
-
-
 def assemble(optimizer: Any, shards: list[dict[str, torch.Tensor]]) -> dict[Any, Any]:
     """Megatron's whole parameter state (the content of `distrib_optim.pt`) from the shards of all ranks of an
     instance, in rank order: per buffer and dtype one float32 tensor a key, without the padding between buckets."""
     state: dict[Any, Any] = {"buckets_coalesced": True}
     offsets: dict[tuple[int, Any], int] = {}
-    for buffer_index, dtype, bucket_index, _ in _buckets(optimizer):
+    for buffer_index, dtype, bucket_index, _ in buckets(optimizer):
         buffer = optimizer.buffers[buffer_index]
         bucket = buffer.buckets[bucket_index]
         world = state.setdefault(buffer_index, {}).setdefault(dtype, {})
         start = offsets.get((buffer_index, dtype), 0)
         end = offsets[(buffer_index, dtype)] = start + bucket.numel_unpadded
-        for key in ("param", *optimizer_state_keys(optimizer)):
+        for key in ("param", *state_keys(optimizer)):
             if key not in world:
                 world[key] = torch.zeros(buffer.numel_unpadded, dtype=torch.float32)
             pieces = torch.cat([shard[f"{buffer_index}/{bucket_index}/{key}"] for shard in shards])

@@ -152,8 +152,11 @@ RULES: tuple[Callable[[MegatronHost, SmallState], None], ...] = (
 )
 
 
-def roll_back(host: MegatronHost, state: SmallState) -> None:
-    """Put everything to the end of `state.step`. The optimizer's shards are there already."""
+def roll_back(host: MegatronHost, state: SmallState, again: bool) -> None:
+    """Put everything to the end of `state.step`. The optimizer's shards are there already. `again`: this rank has taken
+    batches of the step after it, which have to come once more."""
+    if not again:
+        mark_batches(host)
     for rule in RULES:
         rule(host, state)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspeed_tft import runtime
-from mindspeed_tft.patches import megatron_host
+from mindspeed_tft.patches import megatron_host, megatron_rollback
 from mindspeed_tft.patches.groups import HA
 from mindspeed_tft.registry import REGISTRY
 
@@ -20,18 +20,20 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
     session = runtime.session()
     if session is None:
         return wrapped(*args, **kwargs)
-    model, optimizer, scheduler = args[1], args[2], args[3]
-    space = megatron_host.args()
-    session.host.attach(model, optimizer, scheduler, space.num_floating_point_operations_so_far)
-    session.train_begin(space.iteration, len(session.host.optimizers()))
-    try:
-        return wrapped(*args, **kwargs)
-    except SystemExit:
-        if session.link.phase in ("between-steps", "start"):
-            raise  # Megatron itself ends the job here: --exit-interval, --exit-duration-in-mins, a signal
-        session.recover(RuntimeError("the program called sys.exit in the middle of a step"))
-    except BaseException as exc:
-        session.recover(exc)
+    host, space = session.host, megatron_host.args()
+    model, optimizer, scheduler, data = args[1], args[2], args[3], args[4]
+    host.attach(model, optimizer, scheduler, data, space.num_floating_point_operations_so_far)
+    megatron_rollback.keep_batches(host)
+    session.train_begin(space.iteration, len(host.optimizers()))
+    while True:
+        try:
+            return wrapped(*args, **kwargs)
+        except SystemExit:
+            if session.link.phase in ("between-steps", "start"):
+                raise  # Megatron itself ends the job here: --exit-interval, --exit-duration-in-mins, a signal
+            session.recover(RuntimeError("the program called sys.exit in the middle of a step"))
+        except BaseException as exc:
+            session.recover(exc)
 
 
 @REGISTRY.wrap(f"{MODULE}:train_step", **HA)
@@ -40,6 +42,7 @@ def train_step(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwa
     if session is None:
         return wrapped(*args, **kwargs)
     host = session.host
+    megatron_rollback.mark_batches(host)
     session.step_begin(megatron_host.args().curr_iteration + 1, len(host.optimizers()))
     result = wrapped(*args, **kwargs)
     session.step_end()

@@ -60,17 +60,16 @@ def regroup(epoch: int, timeout: timedelta) -> int:
     import torch.distributed.distributed_c10d as c10d
     from torch._C._distributed_c10d import PrefixStore
 
-    store = c10d._get_default_store().clone()  # a connection of its own: its timeout is nobody else's
+    store = c10d._get_default_store().clone()  # type: ignore[attr-defined]
     store.set_timeout(timeout)
     place = PrefixStore(f"tft-epoch-{epoch}", store)
-    usual = c10d._get_default_group()._timeout
 
     def build(group: SwappableGroup) -> Any:
         inner = build_gloo(group, place, timeout)
-        inner.set_timeout(usual)
+        inner.set_timeout(group.timeout)
         return inner
 
-    count = table().rebuild(build)
+    count = table().rebuild(epoch, build)
     c10d._world.pg_coalesce_state.clear()  # an exception inside torch's coalescing manager leaves its list behind
     return count
 

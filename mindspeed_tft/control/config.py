@@ -55,6 +55,7 @@ class ControlConfig:
     start: float = 60.0  # seconds in which the control processes have to come up
     shutdown: float = 60.0  # seconds that the launcher may take to end its workers
     engine: str = "mindspeed_tft.engine.machine:Engine"
+    strategies: tuple[str, ...] = ("dump",)  # what the engine may decide for
 
     def tcp(self) -> bool:
         return self.nnodes > 1 or self.port is not None
@@ -73,7 +74,8 @@ class ControlConfig:
     @staticmethod
     def from_json(text: str) -> ControlConfig:
         data = json.loads(text)
-        return ControlConfig(**{**data, "deadlines": Deadlines(**data["deadlines"])})
+        deadlines, strategies = Deadlines(**data["deadlines"]), tuple(data["strategies"])
+        return ControlConfig(**{**data, "deadlines": deadlines, "strategies": strategies})
 
     @staticmethod
     def from_env(

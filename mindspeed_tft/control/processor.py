@@ -73,6 +73,7 @@ class Processor:
         self._out = bytearray()
         self._outbox: collections.deque[wire.RankSays] = collections.deque()
         self._remembered: list[wire.RankSays] = []  # by the I/O thread alone; said again after a reconnect
+        self._forget = False
         self._seq = 0
         self._welcomed = False
         self._protected = False
@@ -131,6 +132,11 @@ class Processor:
     def order_done(self, order_id: int, ok: bool, message: str = "", result: dict[str, str] | None = None) -> None:
         """Says that an order was carried out, or could not be."""
         self._say(t.OrderDone(0.0, self._rank, order_id, ok, message, dict(result or {})))
+
+    def resumed(self) -> None:
+        """Training goes on: what was said of the fault is over, and not to be said again after a reconnect."""
+        self._forget = True
+        self._wake()
 
     def goodbye(self, timeout: float = 2.0) -> bool:
         """Says that this rank ends in the ordinary way; True when the relay heard it in time."""
@@ -197,6 +203,9 @@ class Processor:
 
     def _take_outbox(self) -> None:
         """Numbers what the main thread said, so that the controller can tell what it heard before, and sends it."""
+        if self._forget:
+            self._forget = False
+            self._remembered.clear()
         while self._outbox:
             message = self._outbox.popleft()
             self._seq += 1

@@ -56,8 +56,11 @@ class Agreement:
         return tuple(sorted(rank for rank, offer in self.offers.items() if offer.impossible))
 
 
-def agree(reports: Mapping[int, RankReport], registered: Collection[int]) -> Agreement:
+def agree(reports: Mapping[int, RankReport], registered: Collection[int], start: bool = False) -> Agreement:
     """S and the offers of all registered ranks.
+
+    Where no step is complete yet, S is 0. There is nothing to save then; with `start`, ranks offer the tensors with
+    which training began, from which the first step can be computed again.
 
     Every trusted report counts as evidence, also that of a rank which died after it spoke. What contradicts S is named
     and never a source; when the contradicting reports outnumber the others, no step is called proved.
@@ -69,11 +72,11 @@ def agree(reports: Mapping[int, RankReport], registered: Collection[int]) -> Agr
     }
     if not evidence:
         reason = f"no trusted report among {len(registered)} ranks ({sum(r in reports for r in registered)} reported)"
-        return Agreement(-1, reason, _offers(reports, registered, -1))
+        return Agreement(-1, reason, _offers(reports, registered, -1, start))
     witness = max(evidence, key=lambda rank: (completed(evidence[rank]), -rank))
     step = completed(evidence[witness])
-    offers = _offers(reports, registered, step)
-    if step == 0:
+    offers = _offers(reports, registered, step, start)
+    if step == 0 and not start:
         return Agreement(0, f"none of {len(evidence)} ranks completed a step", offers)
     against = [rank for rank in evidence if offers[rank].impossible]
     if 2 * len(against) > len(evidence):
@@ -126,9 +129,11 @@ def _offer_at(report: RankReport, where: str) -> Offer:
     return Offer(Means.NONE, f"its update of step {report.step} began and did not end")
 
 
-def _offers(reports: Mapping[int, RankReport], registered: Collection[int], step: int) -> dict[int, Offer]:
+def _offers(
+    reports: Mapping[int, RankReport], registered: Collection[int], step: int, start: bool = False
+) -> dict[int, Offer]:
     silent = Offer(Means.NONE, "no report")
-    if step <= 0:  # nothing proved, or nothing completed: there is no state to offer
+    if step < 0 or (step == 0 and not start):  # nothing proved, or nothing completed: there is no state to offer
         nothing = Offer(Means.NONE, "no completed step is proved")
         return {rank: nothing if rank in reports else silent for rank in registered}
     return {rank: offer_of(reports[rank], step) if rank in reports else silent for rank in registered}

@@ -1,6 +1,6 @@
 """The desk at which the engine works: the time of the current event, what is going out, and which orders are open.
 
-Shared by all flows of the engine (the life of the job, a dump). It keeps books and decides nothing.
+Shared by all flows of the engine (the life of the job, a repair, a dump). It keeps books and decides nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ class Desk:
         self.stage = ""
         self.epoch = 0
         self._out: list[Action] = []
+        self._issued = 0
         self._orders: dict[int, Order] = {}
         self._answered: set[int] = set()
 
@@ -46,10 +47,16 @@ class Desk:
             self.put(Stop(self.epoch, ranks, reason))
 
     def issue(self, rank: int, kind: OrderKind, payload: Payload) -> Order:
-        order = Order(len(self._orders) + 1, rank, kind, payload)
+        self._issued += 1
+        order = Order(self._issued, rank, kind, payload)
         self._orders[order.id] = order
         self.put(order)
         return order
+
+    def void(self) -> None:
+        """Whatever was ordered so far counts no more, and answers to it say nothing."""
+        self._orders.clear()
+        self._answered.clear()
 
     def open(self, order: Order) -> bool:
         return order.id not in self._answered

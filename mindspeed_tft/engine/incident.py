@@ -5,11 +5,12 @@ Collects; decides nothing, writes no file and knows no clock (every entry is sta
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 from mindspeed_tft.engine.words import count, some
 
 STAGES = ("detect", "stop", "decide", "finish", "stage", "write", "publish", "exit")
+REPAIR_STAGES = ("regroup", "repair", "rollback", "resume")  # timed where they happen
 _QUIET_LIMIT = 1000  # lines kept of a job without a fault; weeks of reconnects must not fill the memory
 
 
@@ -44,12 +45,13 @@ class Fault:
 
 
 class Incident:
-    """The record of one job: quiet until the first fault, complete from then on."""
+    """The record of one incident: quiet until the first fault, complete from then on."""
 
     def __init__(self) -> None:
         self.log: list[tuple[float, str, str]] = []
         self.faults: list[Fault] = []
         self.timings: dict[str, float] = dict.fromkeys(STAGES, 0.0)
+        self.verdict = ""  # why training was not repaired, where it could have been
         self._told: set[tuple[int, str, bool]] = set()
         self._blamed: set[int] = set()
         self._stage = ""
@@ -64,6 +66,7 @@ class Incident:
         """Book a fault; False when it was told before."""
         key = (fault.rank, fault.message, fault.own)  # the kind may differ: a fault is told by event and by report
         if key in self._told:
+            self._name(fault)
             return False
         self._told.add(key)
         if fault.own:
@@ -71,14 +74,28 @@ class Incident:
         self.faults.append(fault)
         return True
 
+    def _name(self, fault: Fault) -> None:
+        """A report tells that its rank stopped, and not of what kind the fault was: the event may come after it."""
+        for index, known in enumerate(self.faults):
+            if known.kind == "stopped" and (known.rank, known.message, known.own) == (
+                fault.rank,
+                fault.message,
+                fault.own,
+            ):
+                self.faults[index] = replace(known, kind=fault.kind)
+
+    def renew(self) -> None:
+        """Everybody is stopped once more: the same words tell of a new fault from now on."""
+        self._told.clear()
+
     def blames(self, rank: int) -> bool:
         """A fault of this rank's own is known."""
         return rank in self._blamed
 
     def enter(self, stage: str, at: float) -> None:
         """A stage begins and the one before ends. Stages that come again add up."""
-        if self._stage in self.timings:
-            self.timings[self._stage] += at - self._since
+        if self._stage in (*STAGES, *REPAIR_STAGES):
+            self.timings[self._stage] = self.timings.get(self._stage, 0.0) + at - self._since
         self._stage, self._since = stage, at
 
     def what_happened(self) -> str:
@@ -89,6 +106,7 @@ class Incident:
     def summary(self, ending: Ending, furthest: int) -> str:
         """The last words to the user. `furthest`: the last step known to be complete on any rank."""
         text = f"Training stopped: {self.what_happened()}. "
+        text += f"It was not repaired online: {self.verdict}. " if self.verdict else ""
         if ending.step < 0:
             text += f"No new checkpoint was written: {ending.reason}. "
             return text + "A restart begins from the last checkpoint that is on disk."

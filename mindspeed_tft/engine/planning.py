@@ -1,4 +1,5 @@
-"""Who writes which part of the checkpoint of S, and from whose shards. A pure function of reports and agreement.
+"""Who writes which part of the checkpoint of S, and from whose shards; who gives which shard to whom in a repair.
+Pure functions of reports and agreement.
 
 A part is written by one rank; every optimizer shard of the part comes from one rank whose report shows the state of S.
 Where that is not possible, the answer says which shard is missing, who held it and what became of each holder.
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from mindspeed_tft.engine.agreement import Agreement, Means
 from mindspeed_tft.engine.types import RankInfo, RankReport
 from mindspeed_tft.engine.words import count, some
+from mindspeed_tft.engine.words import ranks as _ranks
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,41 @@ class DumpPlan:
 
 
 @dataclass(frozen=True)
+class Transfer:
+    """One shard of S, from a rank that has it to one that lost it."""
+
+    shard: str
+    source: int
+    target: int
+
+    def __str__(self) -> str:
+        return f"{self.shard}|{self.source}|{self.target}"
+
+
+@dataclass(frozen=True)
+class RepairPlan:
+    """All ranks at the state of `step`: `finish` complete their update, then `damaged` get their shards."""
+
+    step: int
+    finish: tuple[int, ...]
+    damaged: tuple[int, ...]
+    transfers: tuple[Transfer, ...]
+
+    @property
+    def busy(self) -> tuple[int, ...]:
+        """Ranks with something to send or to receive."""
+        return tuple(sorted({rank for transfer in self.transfers for rank in (transfer.source, transfer.target)}))
+
+    def describe(self) -> str:
+        text = f"{count(len(self.transfers), 'shard')} to move"
+        if self.transfers:
+            text += f" to {_ranks(self.damaged)} from {_ranks({transfer.source for transfer in self.transfers})}"
+        return text + (f"; to finish their update: {_ranks(self.finish)}" if self.finish else "")
+
+
+@dataclass(frozen=True)
 class NoPlan:
-    """No complete and proved checkpoint can be written from these ranks."""
+    """No complete and proved state of S can be had from these ranks."""
 
     reason: str
     missing: tuple[str, ...] = ()  # shards without a source
@@ -106,6 +141,53 @@ def plan_dump(
     busy = {rank for part in parts for rank in (part.writer, *part.sources.values())}
     finish = sorted(rank for rank in busy if agreement.offers[rank].means is Means.FINISH_UPDATE)
     return DumpPlan(agreement.step, parts, tuple(finish))
+
+
+def plan_repair(
+    infos: Mapping[int, RankInfo], agreement: Agreement, blamed: Collection[int], avoid: Mapping[int, int] | None = None
+) -> RepairPlan | NoPlan:
+    """Who gives which shard of S to whom, so that every registered rank has all it holds. All of them must be alive.
+
+    The sources of one rank are several where that is possible: they send at the same time.
+
+    Args:
+        blamed: ranks with a fault of their own; used as a source where nobody else can be.
+        avoid: the same for ranks whose orders failed, the higher the number the later.
+    """
+    if not agreement.provable:
+        return NoPlan(agreement.reason)
+    offers = agreement.offers
+    if agreement.impossible:
+        told = some(f"rank {rank}: {offers[rank].reason}" for rank in agreement.impossible)
+        return NoPlan(f"impossible reports ({told})")
+    damaged = tuple(rank for rank in sorted(infos) if not offers[rank])
+    holders: dict[str, list[int]] = {shard: [] for rank in damaged for shard in infos[rank].holds}
+    for rank in sorted(infos):
+        for shard in infos[rank].holds:
+            if shard in holders and offers[rank]:
+                holders[shard].append(rank)
+    missing = tuple(sorted(shard for shard, found in holders.items() if not found))
+    if missing:
+        told = some(
+            (f"{shard} ({_damage(shard, damaged, infos, agreement)})" for shard in missing), separator="; "
+        )  # fmt: skip
+        return NoPlan(f"no healthy holder of shard {told}", missing)
+    doubts = {rank: (rank in blamed, (avoid or {}).get(rank, 0)) for found in holders.values() for rank in found}
+    load = dict.fromkeys(doubts, 0)
+    transfers = []
+    for target in damaged:
+        host = infos[target].host
+        for shard in sorted(infos[target].holds):
+            source = min(holders[shard], key=lambda rank: (doubts[rank], load[rank], infos[rank].host == host, rank))
+            load[source] += 1
+            transfers.append(Transfer(shard, source, target))
+    finish = tuple(rank for rank in sorted(infos) if offers[rank].means is Means.FINISH_UPDATE)
+    return RepairPlan(agreement.step, finish, damaged, tuple(transfers))
+
+
+def _damage(shard: str, damaged: Collection[int], infos: Mapping[int, RankInfo], agreement: Agreement) -> str:
+    mine = (rank for rank in damaged if shard in infos[rank].holds)
+    return some((f"rank {rank}: {agreement.offers[rank].reason}" for rank in mine), limit=8, separator="; ")
 
 
 def rng_conflict(

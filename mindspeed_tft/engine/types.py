@@ -185,6 +185,17 @@ class Closed(Action):
 
 
 @dataclass(frozen=True)
+class Recovered(Action):
+    """An incident is over and training goes on. `Engine.incident` tells about it until the next one begins."""
+
+    outcome: str  # "retried"
+    step: int  # the step S from which all ranks go on
+    tries: int  # the last one succeeded
+    summary: str
+    epoch: int  # of the process groups from now on
+
+
+@dataclass(frozen=True)
 class Deadlines:
     """Seconds allowed per stage; derived from one knob by `settings`, asserted to be ordered there."""
 

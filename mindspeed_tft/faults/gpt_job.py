@@ -12,6 +12,7 @@ Environment:
 
 from __future__ import annotations
 
+import atexit
 import importlib.util
 import inspect
 import json
@@ -224,6 +225,19 @@ def main() -> None:
         sys.exit(f"gpt_job: the first argument must be {WITH_PLUGIN} or {WITHOUT_PLUGIN}")
     prepare(modes[sys.argv.pop(1)])
     run()
+    _leave()
+
+
+def _leave() -> None:
+    """End the process at once after a training that succeeded.
+
+    Megatron leaves its process groups open. A worker thread of gloo that drops its last operation while the interpreter
+    is being torn down aborts the process (SIGABRT), rarely, and after everything was saved.
+    """
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 if __name__ == "__main__":

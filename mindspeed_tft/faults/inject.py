@@ -18,10 +18,12 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-from mindspeed_tft.faults.spec import FaultSpec, SpecError, parse_faults
+from mindspeed_tft.faults.classify import MEMORY_ERROR, NO_LIVE_TENSOR
+from mindspeed_tft.faults.spec import GOES_ON, FaultSpec, SpecError, parse_faults
 
 ENV_FAULTS = "TFT_DRILL_FAULTS"
 ENV_SEED = "TFT_DRILL_SEED"
@@ -30,6 +32,24 @@ ENV_LOG = "TFT_DRILL_LOG"
 
 class DrillException(RuntimeError):
     """The exception of fault kind `exc`: stands for an error in the user's own code."""
+
+
+@dataclass(frozen=True)
+class Hooks:
+    """What only the framework's side can do to a rank. Each returns what it did, in a few words."""
+
+    platform: str  # whose words a memory error is told in
+    damage: Callable[[], str]  # destroy what this rank's device memory holds of the training state
+    cut: Callable[[], str]  # shut this rank's connections to the others and tell nobody
+
+
+_hooks: Hooks | None = None
+
+
+def register(hooks: Hooks) -> None:
+    """Provide what the kinds `uce` and `link` need."""
+    global _hooks
+    _hooks = hooks
 
 
 class Injector:
@@ -47,6 +67,12 @@ class Injector:
         """Whether a fault would fire here; nothing happens yet."""
         with self._lock:
             return any(fault.step == step and fault.phase == phase for fault in self._waiting)
+
+    def breaks_off(self, phase: str, step: int) -> bool:
+        """Whether a fault that would fire here ends the work at hand; after the others this rank goes on in it."""
+        with self._lock:
+            due = [fault for fault in self._waiting if fault.step == step and fault.phase == phase]
+        return any(fault.kind not in GOES_ON for fault in due)
 
     def reach(self, phase: str, step: int) -> None:
         """Fire what is due here: everything of this step that names this phase."""
@@ -102,13 +128,37 @@ def fire(fault: FaultSpec) -> None:
         ctypes.string_at(0)
     elif fault.kind == "exc":
         raise DrillException(f"drill: {fault}")
+    elif fault.kind == "uce":
+        hooks = _needed(fault)
+        _say(fault, hooks.damage())
+        raise RuntimeError(f"{MEMORY_ERROR[hooks.platform]} (drill: {fault})")
+    elif fault.kind == "uce-low":
+        raise RuntimeError(f"{MEMORY_ERROR[_needed(fault).platform]} (drill: {fault}): {NO_LIVE_TENSOR}")
+    elif fault.kind == "link":
+        # Nothing is raised: the next communication fails by itself, here and at the other ends.
+        _say(fault, _needed(fault).cut())
     else:
         raise SpecError(f"fault {fault}: kind {fault.kind!r} cannot be injected yet")
+
+
+def _needed(fault: FaultSpec) -> Hooks:
+    if _hooks is None:
+        raise SpecError(f"fault {fault}: nothing here says how to do that to this rank")
+    return _hooks
+
+
+def _say(fault: FaultSpec, what: str) -> None:
+    print(f"drill: {fault}: {what}", flush=True)
 
 
 def due(phase: str, step: int) -> bool:
     """Whether `reach` would break this rank here: for hooks that have to prepare the place."""
     return _ordered is not None and _ordered.due(phase, step)
+
+
+def breaks_off(phase: str, step: int) -> bool:
+    """Whether `reach` would end the work at hand here."""
+    return _ordered is not None and _ordered.breaks_off(phase, step)
 
 
 def reach(phase: str, step: int) -> None:

@@ -28,6 +28,9 @@ KINDS: dict[str, str] = {
     "node": "all processes of the rank's node killed",
 }
 
+# After these a rank goes on in what it was doing; the others end it.
+GOES_ON: frozenset[str] = frozenset({"term", "link"})
+
 # The moments of a step in the order in which a rank passes them; `save` and `eval` lie between steps.
 STEP_PHASES: tuple[str, ...] = (
     "data",
@@ -45,8 +48,13 @@ PRESETS: tuple[str, ...] = ("dump", "retry", "recover", "elastic")
 DTYPES: tuple[str, ...] = ("fp32", "bf16", "fp16")
 
 # What can be rehearsed today; a later feature adds its line here.
-AVAILABLE_KINDS: dict[str, tuple[str, ...]] = {"dump": ("kill", "term", "segv", "exc")}
-AVAILABLE_PHASES: dict[str, tuple[str, ...]] = {"dump": STEP_PHASES}
+# With `retry` the kinds of `dump` show what happens to a fault that cannot be repaired online.
+AVAILABLE_KINDS: dict[str, tuple[str, ...]] = {
+    "dump": ("kill", "term", "segv", "exc"),
+    "retry": ("uce", "uce-low", "link", "kill", "term", "segv", "exc"),
+}
+AVAILABLE_PHASES: dict[str, tuple[str, ...]] = {"dump": STEP_PHASES, "retry": PHASES}
+DEFAULT_FAULT: dict[str, str] = {"dump": "kill@1:7:backward", "retry": "uce@1:7:backward"}
 MIN_STEPS = 3  # one before the fault, its own, one after it
 MAX_STEPS = 100  # the unbroken run keeps a checkpoint of every step
 AVAILABLE_AXES: tuple[str, ...] = ("dp", "tp", "pp")
@@ -169,8 +177,8 @@ def check_drill(
         raise SpecError(f"--steps {steps}: expected {MIN_STEPS} to {MAX_STEPS}")
     _check_axes(layout)
     check_replicas(layout, replicas)
-    if preset == "dump" and replicas < 2:
-        raise SpecError("--replicas 1: preset dump needs at least 2 copies of the optimizer state to lose a rank")
+    if replicas < 2:
+        raise SpecError(f"--replicas 1: preset {preset} needs at least 2 copies of the optimizer state to lose one")
     if not faults:
         raise SpecError("--fault: give at least one, for example kill@1:7:backward")
     for fault in faults:

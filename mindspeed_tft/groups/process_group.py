@@ -119,6 +119,11 @@ class SwappableGroup(ProcessGroup):
 
     # ------------------------------------------------------- what torch asks of a group (same answers as plain)
 
+    @property
+    def timeout(self) -> timedelta:
+        """Of an operation, as the group was made or told since."""
+        return self._timeout
+
     def rank(self) -> int:
         return self._rank
 
@@ -222,6 +227,7 @@ class GroupTable:
         self._connection_errors = connection_errors
         self._groups: list[SwappableGroup] = []
         self._lock = threading.Lock()
+        self._built = 0  # epoch of the backends; an abort that answers an older stop comes too late
 
     def add(self, group: SwappableGroup) -> None:
         with self._lock:
@@ -241,26 +247,39 @@ class GroupTable:
             groups = list(self._groups)
         return sum(group.close() for group in groups)
 
-    def rebuild(self, build: Callable[[SwappableGroup], Any]) -> int:
-        """Put a new backend below every group, in the order of their creation, which is the same on all members of a
-        group; a collective over all ranks. To be called by the thread that communicates, after `abort`. A failure
+    def rebuild(self, epoch: int, build: Callable[[SwappableGroup], Any]) -> int:
+        """Put a new backend of `epoch` below every group, in the order of their creation, which is the same on all
+        members of a group; a collective over all ranks. For the thread that communicates, after `abort`. A failure
         leaves the groups aborted. Returns the number of groups.
+
+        Raises:
+            CommunicationAborted: a stop of a later epoch came meanwhile.
         """
         with self._lock:
+            self._built = epoch
             groups = list(self._groups)
         old = [group.drop() for group in groups]
         # A gloo group waits for its threads when it is destroyed, and one of them may be stuck: not on this thread.
         threading.Thread(target=old.clear, name="tft-drop-groups", daemon=True).start()
         del old
         for group in groups:
+            if self.aborted.epoch > epoch:
+                break
             group.configure(build)
-        self.aborted.clear()
+        if not self.aborted.clear(epoch):
+            self.cut()
+            raise CommunicationAborted(f"epoch {epoch} was stopped while it was built ({self.aborted.reason})")
         return len(groups)
 
-    def abort(self, reason: str) -> int:
-        """Free every thread that waits in any group. First the connections, so that no peer of the
-        abandoned epoch can write into our buffers any more, then the sleepers. Returns connections shut."""
-        self.aborted.set(reason)
+    def abort(self, reason: str, epoch: int) -> int:
+        """Free every thread that waits in any group, and its connections, so that no peer of the
+        abandoned epoch can write into our buffers any more. Returns connections shut.
+
+        `epoch` is that of the stop; one that the groups were rebuilt for already is answered and aborts nothing.
+        """
         with self._lock:
+            if epoch <= self._built:
+                return 0
+            self.aborted.set(reason, epoch)
             groups = list(self._groups)
         return sum(group.close() for group in groups)

@@ -22,6 +22,7 @@ class Abort:
 
     def __init__(self) -> None:
         self.reason = ""
+        self.epoch = 0  # of the latest abort
         self._flag = False
         self._lock = threading.Lock()
         self._sleepers: set[threading.Event] = set()
@@ -30,16 +31,20 @@ class Abort:
     def is_set(self) -> bool:
         return self._flag
 
-    def set(self, reason: str) -> None:
+    def set(self, reason: str, epoch: int) -> None:
         with self._lock:
-            self._flag, self.reason = True, reason
+            self._flag, self.reason, self.epoch = True, reason, max(self.epoch, epoch)
             sleepers = list(self._sleepers)
         for sleeper in sleepers:
             sleeper.set()
 
-    def clear(self) -> None:
+    def clear(self, epoch: int) -> bool:
+        """Communication is possible again, unless there was an abort after `epoch`: then False, and it stays set."""
         with self._lock:
+            if self.epoch > epoch:
+                return False
             self._flag, self.reason = False, ""
+            return True
 
     def add(self, sleeper: threading.Event) -> None:
         with self._lock:

@@ -40,6 +40,19 @@ class Host(Protocol):
         """Write this part's checkpoint files of `state.step` below `directory`, from own and staged shards;
         returns their sha256."""
 
+    def regroup(self, epoch: int) -> None:
+        """Build every process group anew under `epoch`, together with all ranks."""
+
+    def send_shard(self, shard: str, target: int) -> None:
+        """Send own shard to a rank over the new groups, with its hash."""
+
+    def receive_shard(self, shard: str, source: int) -> None:
+        """Take a shard from a rank, check its hash, and put it in the place of the own one."""
+
+    def roll_back(self, state: SmallState, again: bool) -> None:
+        """Put everything that a broken step touched to the end of `state.step`; ends with a gather of all ranks.
+        `again`: the batches of the broken step have to come once more."""
+
     def checkpoint_directory(self, base: Path, step: int) -> Path:
         """Where the checkpoint of `step` lies below `base`."""
 

@@ -39,6 +39,12 @@ class StepRecord:
         self.commit, self.skipped = Commit.NONE, False
         self.updates = dict.fromkeys(range(optimizers), Update.UNTOUCHED)
 
+    def given(self, step: int) -> None:
+        """The shards of this rank came from other holders and are those of `step`."""
+        if self.step == step:
+            self.commit = Commit.PASSED
+            self.updates = dict.fromkeys(self.updates, Update.DONE)
+
     @property
     def update(self) -> Update:
         """The state of all shards together: one dirty shard makes the rank dirty."""

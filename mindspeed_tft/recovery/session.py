@@ -6,6 +6,7 @@ processor). It runs on the main thread; the only thing that another thread does 
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import sys
@@ -36,14 +37,13 @@ class Link(Protocol):
     @property
     def connected(self) -> bool: ...
     @property
-    def stopping(self) -> bool: ...
-    @property
     def stop_epoch(self) -> int: ...
     def fault(self, kind: str, message: str, own: bool) -> None: ...
     def report(self, report: RankReport) -> None: ...
     def next_order(self, timeout: float) -> Order | None: ...
     def order_done(self, order_id: int, ok: bool, message: str = "", result: dict[str, str] | None = None) -> None: ...
     def wait_stop(self, timeout: float, after: int = 0) -> bool: ...
+    def resumed(self) -> None: ...
     def close(self, timeout: float = 5.0) -> None: ...
 
 
@@ -53,13 +53,23 @@ HostT = TypeVar("HostT", bound=Host)
 class Session(Generic[HostT]):
     """The fault-tolerance state of this rank, from the start of training to its end."""
 
-    def __init__(self, host: HostT, link: Link, deadlines: Deadlines, resume: Callable[[int], str]) -> None:
-        """`resume(step)` words the command that resumes from the checkpoint of a step."""
-        self.host, self.link, self.deadlines, self._resume = host, link, deadlines, resume
+    def __init__(
+        self,
+        host: HostT,
+        link: Link,
+        deadlines: Deadlines,
+        resume: Callable[[int], str],
+        classify: Callable[[str], str] = lambda _text: "exception",
+    ) -> None:
+        """`resume(step)` words the command that resumes from the checkpoint of a step; `classify(text)` names the
+        kind of fault behind the text of an exception."""
+        self.host, self.link, self.deadlines, self._resume, self._classify = host, link, deadlines, resume, classify
         self.info: RankInfo = host.info()
         self.record = StepRecord()
         self._fault = ""
-        self._fault_kind = ""
+        self._damaged = False  # this rank's tensors may be wrong, until they came from other holders
+        self._epoch = 0  # of the groups
+        self._resumed = 0  # the last stop that was answered by training on
 
     # ----------------------------------------------------------------------------- stamps on the step path
 
@@ -94,17 +104,22 @@ class Session(Generic[HostT]):
 
     # ----------------------------------------------------------------------------- a fault
 
+    @property
+    def _stopping(self) -> bool:
+        return self.link.stop_epoch > self._resumed
+
     def terminated(self, name: str) -> bool:
         """A signal asks this rank to end: a fault of the job, but this rank's state is whole. False: unprotected."""
         if not self.link.connected:
             return False
-        if not self.link.stopping:
-            self._fault_kind, self._fault = "terminated", f"received {name}"
+        if not self._stopping:
+            self._fault = f"received {name}"
             self.link.fault("terminated", f"rank {self.info.rank} received {name}", own=True)
         return True
 
-    def recover(self, exc: BaseException) -> NoReturn:
-        """What a rank does when training ended with an exception: report, obey, leave. Ends the process.
+    def recover(self, exc: BaseException) -> None:
+        """What a rank does when training ended with an exception: report and obey. Returns when training is to go on
+        with the step after the last completed one; otherwise ends the process.
 
         Raises:
             BaseException: `exc` itself, when no controller protects this job.
@@ -112,14 +127,17 @@ class Session(Generic[HostT]):
         if not self.link.connected:
             log.error("rank %d: no controller, so no recovery: the job ends as it would without us", self.info.rank)
             raise exc
-        own = not isinstance(exc, CommunicationAborted)
         text = "".join(traceback.format_exception_only(type(exc), exc)).strip()
-        if own:
+        kind = "peer" if isinstance(exc, CommunicationAborted) else self._classify(text)
+        if kind in ("peer", "stopped"):  # the second is what some devices raise on a rank that was told to stop
+            if not self._stopping:
+                self.link.fault("peer", text, own=False)
+        else:
             traceback.print_exception(exc)
-            self._fault_kind, self._fault = "exception", text
-            self.link.fault("exception", text, own=True)
-        elif not self.link.stopping:
-            self.link.fault("peer", text, own=False)
+            self._fault = text
+            self._damaged = self._damaged or kind == "memory"
+            self.link.fault("memory" if kind == "memory-low" else kind, text, own=True)
+        release(exc)
         self._obey()
 
     def report(self) -> None:
@@ -133,25 +151,28 @@ class Session(Generic[HostT]):
                 commit=record.commit,
                 update=record.update,
                 fault=self._fault,
+                trusted=not self._damaged,
+                epoch=self.link.stop_epoch if self._stopping else 0,
                 rng_start=self.host.rng_digest(record.start) if record.start else "",
                 rng_end=self.host.rng_digest(self.host.small_state(record.step)) if begun else "",
             )
         )
 
-    def _obey(self) -> NoReturn:
+    def _obey(self) -> None:
         limit = time.monotonic() + self.deadlines.stop + self.deadlines.dump + self.deadlines.exit
-        self.link.wait_stop(self.deadlines.stop)
+        self.link.wait_stop(self.deadlines.stop, after=self._resumed)
         reported = -1
         while time.monotonic() < limit:
             if self.link.stop_epoch != reported:
                 reported = self.link.stop_epoch
                 self.report()
             order = self.link.next_order(0.2)
-            if order is not None:
-                self._carry_out(order)
+            if order is not None and self._carry_out(order):
+                return
         self._leave(EXIT_UNDECIDED, f"rank {self.info.rank}: no decision within the deadline (--tft-deadline)")
 
-    def _carry_out(self, order: Order) -> None:
+    def _carry_out(self, order: Order) -> bool:
+        """True when training is to go on."""
         payload = order.payload
         if order.kind is OrderKind.EXIT:
             self.link.order_done(order.id, True)
@@ -160,9 +181,17 @@ class Session(Generic[HostT]):
             result = self._action(order.kind, payload)
         except Exception as exc:  # whatever it is, the engine has to know and to plan again
             log.exception("rank %d: order %s failed", self.info.rank, order.kind.value)
+            self._note_damage(exc)
             self.link.order_done(order.id, False, f"{type(exc).__name__}: {exc}")
-        else:
-            self.link.order_done(order.id, True, "", result)
+            return False
+        self.link.order_done(order.id, True, "", result)
+        return order.kind is OrderKind.RESUME
+
+    def _note_damage(self, exc: Exception) -> None:
+        """A device-memory fault can strike while an order is carried out, too."""
+        if self._classify(f"{type(exc).__name__}: {exc}") == "memory":
+            self._damaged = True
+            self._fault = str(exc)
 
     def _action(self, kind: OrderKind, payload: dict[str, Any]) -> dict[str, str]:
         if kind is OrderKind.FINISH_UPDATE:
@@ -177,7 +206,42 @@ class Session(Generic[HostT]):
         if kind is OrderKind.DISCARD:
             files.discard(self._directory(payload))
             return {}
+        if kind is OrderKind.REGROUP:
+            self._epoch = int(payload["epoch"])
+            self.host.regroup(self._epoch)
+            return {}
+        if kind is OrderKind.REPAIR:
+            return self._repair(int(payload["step"]), [str(transfer) for transfer in payload["transfers"]])
+        if kind is OrderKind.ROLLBACK:
+            return self._roll_back(int(payload["step"]))
+        if kind is OrderKind.RESUME:
+            self._resumed, self._fault = self._epoch, ""  # a stop that came since is not answered
+            self.link.resumed()
+            return {}
         raise ValueError(f"unknown order {kind}")
+
+    def _repair(self, step: int, transfers: list[str]) -> dict[str, str]:
+        """Send and take shards, in the order in which all ranks have them: nobody waits for somebody who waits."""
+        taken: list[str] = []
+        for transfer in transfers:
+            shard, source, target = transfer.split("|")
+            if int(source) == self.info.rank:
+                self.host.send_shard(shard, int(target))
+            elif int(target) == self.info.rank:
+                self.host.receive_shard(shard, int(source))
+                taken.append(shard)
+        if set(self.info.holds) <= set(taken):
+            self.record.given(step)
+            self._damaged = False
+        return {"taken": ",".join(taken)}
+
+    def _roll_back(self, step: int) -> dict[str, str]:
+        if self._damaged:
+            raise files.DumpError("this rank's memory was damaged and not repaired")
+        state, again = self._state_of(step), self.record.step == step + 1
+        self.host.roll_back(state, again)
+        self.train_begin(step, len(self.record.updates))
+        return {}
 
     def _finish_update(self, step: int) -> dict[str, str]:
         record = self.record
@@ -241,3 +305,15 @@ class Session(Generic[HostT]):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def release(exc: BaseException) -> None:
+    """Let go of everything that the frames of a broken step hold: its graph, its activations, and contexts that it
+    left open, whose `finally` must run now and not in the middle of the retried step."""
+    seen: BaseException | None = exc
+    while seen is not None:
+        if seen.__traceback__ is not None:
+            traceback.clear_frames(seen.__traceback__)
+        seen.__traceback__ = None
+        seen = seen.__cause__ or seen.__context__
+    gc.collect()

@@ -76,10 +76,6 @@ class ToyLink:
         self.said: list[tuple[Any, ...]] = []
         self.reports: list[RankReport] = []
 
-    @property
-    def stopping(self) -> bool:
-        return self.stop_epoch > 0
-
     def fault(self, kind: str, message: str, own: bool) -> None:
         self.said.append(("fault", kind, own))
         self.stop_epoch = 1
@@ -95,6 +91,9 @@ class ToyLink:
 
     def wait_stop(self, timeout: float, after: int = 0) -> bool:
         return True
+
+    def resumed(self) -> None:
+        self.said.append(("resumed",))
 
     def close(self, timeout: float = 5.0) -> None:
         self.said.append(("close",))

@@ -41,7 +41,7 @@ def test_an_operation_that_fails_right_after_a_slice_fails_with_its_own_error() 
 @pytest.mark.parametrize("wait", [wait_in_slices, wait_on_helper])
 def test_an_abort_ends_a_wait_that_has_begun(wait: object) -> None:
     abort, work = Abort(), Work()
-    threading.Timer(0.05, abort.set, ["told"]).start()
+    threading.Timer(0.05, abort.set, ["told", 1]).start()
     begin = time.monotonic()
     with pytest.raises(Interrupted, match="told"):
         wait(work, abort)  # type: ignore[operator]
@@ -52,7 +52,7 @@ def test_an_abort_ends_a_wait_that_has_begun(wait: object) -> None:
 @pytest.mark.parametrize("wait", [wait_in_slices, wait_on_helper])
 def test_an_abort_from_before_is_seen(wait: object) -> None:
     abort, work = Abort(), Work()
-    abort.set("before")
+    abort.set("before", 1)
     with pytest.raises(Interrupted):
         wait(work, abort)  # type: ignore[operator]
     work.ended.set()

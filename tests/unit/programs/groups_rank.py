@@ -76,7 +76,7 @@ def watch() -> None:
     while not os.path.exists(store_path + ".abort") and time.monotonic() < end:
         time.sleep(0.01)
     told = time.monotonic()
-    torch_distributed.table().abort("test")
+    torch_distributed.table().abort("test", 1)
     print("ABORTED", json.dumps({"rank": rank, "seconds": time.monotonic() - told}), flush=True)
     done.wait(10)
     print("FREE", json.dumps({"rank": rank, "seconds": time.monotonic() - told}), flush=True)

@@ -1,0 +1,199 @@
+"""Optimizer shards of Megatron's distributed optimizer as plain tensors: take them out, put them back, send, receive.
+
+A shard is what one rank of an optimizer instance owns: main parameters and moments, per buffer and bucket. Its layout
+is the same on all ranks that hold it, so what travels is raw numbers in a fixed order, never a description of them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from mindspeed_tft.recovery import files
+
+DIGEST = 32  # bytes of a sha256
+
+
+def buckets(optimizer: Any) -> Iterator[tuple[int, Any, int, Any]]:
+    """(buffer index, its dtype key, bucket index, range map) in the order of Megatron's own state."""
+    for buffer_index, ranges in enumerate(optimizer.gbuf_ranges):
+        for dtype, per_bucket in ranges.items():
+            for bucket_index, ranges_of_bucket in enumerate(per_bucket):
+                yield buffer_index, dtype, bucket_index, ranges_of_bucket
+
+
+def state_keys(optimizer: Any) -> tuple[str, ...]:
+    return tuple(getattr(optimizer, "optimizer_state_keys", ("exp_avg", "exp_avg_sq")))
+
+
+def main_and_state(optimizer: Any, parameter: Any) -> dict[str, torch.Tensor]:
+    """Main parameter and moments of the slice of `parameter` that this rank owns; no moments before the first step."""
+    getter = getattr(optimizer, "_get_main_param_and_optimizer_states", None)
+    if getter is not None:
+        found: dict[str, torch.Tensor] = getter(parameter)
+        return found
+    group, order = optimizer.model_param_group_index_map[parameter]
+    main = optimizer.optimizer.param_groups[group]["params"][order]
+    return {"param": main, **optimizer.optimizer.state[main]}
+
+
+def _pieces(optimizer: Any, key: str) -> Iterator[tuple[str, int, int, Any]]:
+    """(name of the bucket's tensor, begin, end, parameter) of everything that this rank owns, in one order."""
+    for buffer_index, _, bucket_index, ranges in buckets(optimizer):
+        for parameter, where in ranges["param_map"].items():
+            yield f"{buffer_index}/{bucket_index}/{key}", where["gbuf_local"].start, where["gbuf_local"].end, parameter
+
+
+def local_shards(optimizer: Any) -> dict[str, torch.Tensor]:
+    """This rank's shards of main parameters and moments: float32 CPU tensors of shape (bucket elements / ranks of the
+    optimizer instance,), named "buffer/bucket/key". Gaps between parameters are zero, as in Megatron's own files; so
+    are moments that do not exist yet."""
+    ranks = optimizer.data_parallel_group.size()
+    shards: dict[str, torch.Tensor] = {}
+    keys = ("param", *state_keys(optimizer))
+    for buffer_index, _, bucket_index, _ in buckets(optimizer):
+        numel = optimizer.buffers[buffer_index].buckets[bucket_index].grad_data.numel() // ranks
+        for key in keys:
+            shards[f"{buffer_index}/{bucket_index}/{key}"] = torch.zeros(numel, dtype=torch.float32)
+    for key in keys:
+        for name, begin, end, parameter in _pieces(optimizer, key):
+            tensors = main_and_state(optimizer, parameter)
+            if key in tensors:
+                shards[name][begin:end].copy_(tensors[key].detach().reshape(-1))
+    return shards
+
+
+@torch.no_grad()
+def put_shards(optimizer: Any, shards: dict[str, torch.Tensor], with_state: bool) -> None:
+    """The opposite of `local_shards`, into the tensors that are there. Without state the moments are forgotten, as
+    before the first step."""
+    inner = optimizer.optimizer
+    for name, begin, end, parameter in _pieces(optimizer, "param"):
+        main = main_and_state(optimizer, parameter)["param"]
+        main.view(-1).copy_(shards[name][begin:end])
+        if not with_state:
+            inner.state.pop(main, None)
+    if not with_state:
+        return
+    for key in state_keys(optimizer):
+        for name, begin, end, parameter in _pieces(optimizer, key):
+            tensors = main_and_state(optimizer, parameter)
+            if key not in tensors:
+                inner.state[tensors["param"]][key] = torch.zeros_like(tensors["param"])
+                tensors = main_and_state(optimizer, parameter)
+            tensors[key].view(-1).copy_(shards[name][begin:end])
+
+
+def _counts(optimizer: Any) -> list[float]:
+    """How many updates the optimizer counts, per parameter or per group; -1 where it has not begun to count."""
+    found: list[float] = []
+    for group in optimizer.optimizer.param_groups:
+        found.append(float(group.get("step", -1)))
+        found += [float(optimizer.optimizer.state.get(main, {}).get("step", -1)) for main in group["params"]]
+    return found
+
+
+def _put_counts(optimizer: Any, counts: list[float]) -> None:
+    position = 0
+    for group in optimizer.optimizer.param_groups:
+        if counts[position] >= 0:
+            group["step"] = int(counts[position])
+        position += 1
+        for main in group["params"]:
+            if counts[position] >= 0:
+                state = optimizer.optimizer.state[main]
+                if torch.is_tensor(state.get("step")):
+                    state["step"].fill_(counts[position])
+                else:
+                    state["step"] = torch.tensor(counts[position], dtype=torch.float32)
+            position += 1
+
+
+def unowned(model: list[Any], optimizers: list[Any]) -> list[torch.Tensor]:
+    """Tensors that no optimizer owns: frozen parameters and buffers, in the model's order. DDP hides the buffers of
+    the module that it wraps, so the inner module is asked."""
+    owned = {id(p) for optimizer in optimizers for buffer in optimizer.buffers for p in buffer.param_index_map}
+    found: list[torch.Tensor] = []
+    for chunk in model:
+        module = chunk.module
+        found += [parameter.data for parameter in module.parameters() if id(parameter) not in owned]
+        found += list(module.buffers())
+    return found
+
+
+# ------------------------------------------------------------------------------------------------ on the way
+
+
+def send(optimizers: list[Any], model: list[Any], target: int) -> int:
+    """Send this rank's shard, update counts and unowned tensors; returns the bytes sent. Blocks until taken."""
+    total = 0
+    for optimizer in optimizers:
+        shards = local_shards(optimizer)
+        flat = torch.cat([shards[name] for name in sorted(shards)])
+        begun = any(count >= 0 for count in _counts(optimizer))
+        total += _send(torch.tensor([float(begun), *_counts(optimizer)], dtype=torch.float64), target)
+        total += _send(flat, target)
+    for tensor in unowned(model, optimizers):
+        total += _send(tensor.detach().cpu().contiguous(), target)
+    return total
+
+
+def receive(optimizers: list[Any], model: list[Any], source: int) -> int:
+    """Take what `send` sends, into this rank's own tensors; returns the bytes taken.
+
+    Raises:
+        DumpError: something arrived with another hash than it was sent with.
+    """
+    total = 0
+    for optimizer in optimizers:
+        shards = local_shards(optimizer)
+        head = torch.empty(1 + len(_counts(optimizer)), dtype=torch.float64)
+        flat = torch.empty(sum(shard.numel() for shard in shards.values()), dtype=torch.float32)
+        total += _receive(head, source) + _receive(flat, source)
+        names = sorted(shards)
+        parts = torch.split(flat, [shards[name].numel() for name in names])
+        begun = bool(head[0])
+        put_shards(optimizer, dict(zip(names, parts, strict=True)), with_state=begun)
+        _put_counts(optimizer, head[1:].tolist())
+    for tensor in unowned(model, optimizers):
+        taken = torch.empty(tensor.shape, dtype=tensor.dtype)
+        total += _receive(taken, source)
+        tensor.copy_(taken)
+    return total
+
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.reshape(-1).view(torch.uint8)
+
+
+def _hash(tensor: torch.Tensor) -> torch.Tensor:
+    digest = hashlib.sha256(_bytes(tensor).numpy().tobytes()).digest()
+    return torch.tensor(list(digest), dtype=torch.uint8)
+
+
+def _send(tensor: torch.Tensor, target: int) -> int:
+    if tensor.numel() == 0:
+        return 0
+    torch.distributed.send(torch.cat([_hash(tensor), _bytes(tensor)]).to(_device()), target)
+    return tensor.numel() * tensor.element_size()
+
+
+def _receive(tensor: torch.Tensor, source: int) -> int:
+    if tensor.numel() == 0:
+        return 0
+    size = tensor.numel() * tensor.element_size()
+    message = torch.empty(DIGEST + size, dtype=torch.uint8, device=_device())
+    torch.distributed.recv(message, source)
+    message = message.cpu()
+    _bytes(tensor).copy_(message[DIGEST:])
+    if not torch.equal(_hash(tensor), message[:DIGEST]):
+        raise files.DumpError(f"{size} bytes from rank {source} do not have the hash that they were sent with")
+    return size
+
+
+def _device() -> Any:
+    """Where messages between ranks have to lie: the backend's device, and the CPU for gloo."""
+    return "cpu" if torch.distributed.get_backend() == "gloo" else torch.cuda.current_device()
