@@ -7,7 +7,10 @@ Megatron; the data is its mock data set. Holds for megatron-core 0.19, 0.18, and
 
 from __future__ import annotations
 
+import atexit
 import inspect
+import os
+import sys
 from functools import partial
 from typing import Any
 
@@ -117,6 +120,22 @@ datasets_provider.is_distributed = True  # type: ignore[attr-defined]  # every r
 
 
 def main() -> None:
+    """Train, and leave."""
+    try:
+        train()
+    except SystemExit as end:  # so --exit-interval and its like end a training that succeeded
+        if end.code:
+            raise
+    if torch.distributed.is_initialized() and torch.distributed.get_backend() == "gloo":
+        # Megatron leaves its process groups open. A thread of gloo that drops its last operation while the interpreter
+        # is torn down aborts the process: rarely, and after all is done, but then the job has failed.
+        atexit._run_exitfuncs()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+
+
+def train() -> None:
     """Hand everything to Megatron, by the signature that its release has."""
     parameters = list(inspect.signature(pretrain).parameters)
     if parameters[0] != "cfg_container":  # up to 0.17

@@ -6,11 +6,14 @@ update), so that the others are caught exactly where a real fault would catch th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
-from mindspeed_tft import runtime
+import torch
+
+from mindspeed_tft import platforms, runtime
 from mindspeed_tft.faults import inject
+from mindspeed_tft.patches import torch_distributed
 from mindspeed_tft.patches.groups import DRILL
 from mindspeed_tft.registry import REGISTRY
 
@@ -64,6 +67,9 @@ def local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, kw
     session = runtime.session()
     if session is None or not inject.due("update", session.record.step):
         return wrapped(*args, **kwargs)
+    if not inject.breaks_off("update", session.record.step):
+        _reach("update")  # training goes on after it: half an update would pass for a whole one
+        return wrapped(*args, **kwargs)
     inner = instance.optimizer
     step = inner.step
 
@@ -95,5 +101,80 @@ def start_param_sync(wrapped: Callable[..., Any], _instance: Any, args: Argument
     return wrapped(*args, **kwargs)
 
 
+@REGISTRY.wrap("megatron.training.training:save_checkpoint_and_time", group=DRILL)
+def save(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    _reach("save")
+    return wrapped(*args, **kwargs)
+
+
+@REGISTRY.wrap("megatron.training.training:evaluate", group=DRILL)
+def evaluate(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """eval: inside the first forward pass of an evaluation, when the model is in its other mode."""
+    forward_step = args[0]
+
+    def forward_with_faults(*inner: Any, **named: Any) -> Any:
+        _reach("eval")
+        return forward_step(*inner, **named)
+
+    return wrapped(forward_with_faults, *args[1:], **kwargs)
+
+
+# ------------------------------------------------------------------------------------ what a fault does to a rank
+
+
+def _damage() -> str:
+    """Fill the memory of this rank's model and optimizer with 0xFF: NaN in every floating type."""
+    session = runtime.session()
+    if session is None:
+        return "nothing is destroyed: there is no model yet"
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in _state(session.host)}
+    count = 0
+    for tensor in storages.values():
+        storage = tensor.untyped_storage()
+        # A view of its own: autograd must not notice, as it does not notice a defect of the memory.
+        torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage).fill_(0xFF)
+        count += storage.nbytes()
+    return f"{count} bytes of {len(storages)} storages destroyed"
+
+
+def _state(host: Any) -> Iterator[torch.Tensor]:
+    """What device memory holds of the training state of this rank."""
+    for chunk in host.model:
+        yield from chunk.parameters()
+        yield from (buffer for _, buffer in chunk.named_buffers())  # persistent or not
+        for buffer in _gradient_buffers(chunk):
+            yield from (tensor for tensor in (buffer.grad_data, buffer.param_data) if tensor is not None)
+    for optimizer in host.optimizers():
+        scaler = getattr(optimizer, "grad_scaler", None)
+        if scaler is not None:
+            yield scaler.scale
+        inner = optimizer.optimizer
+        for main in (main for group in inner.param_groups for main in group["params"]):
+            yield main.data
+            if main.grad is not None:
+                yield main.grad
+            # Counters of steps have no dimension: torch keeps them in the host's memory.
+            yield from (value for value in inner.state.get(main, {}).values() if torch.is_tensor(value) and value.dim())
+
+
+def _gradient_buffers(chunk: Any) -> list[Any]:
+    """Of Megatron's data-parallel wrapper, whose `buffers` hides that of `torch.nn.Module`."""
+    found = [getattr(chunk, name, None) for name in ("buffers", "expert_parallel_buffers")]
+    return [buffer for buffers in found if isinstance(buffers, list) for buffer in buffers]
+
+
+def _cut() -> str:
+    count = torch_distributed.table().cut()
+    if not count:
+        raise RuntimeError("drill: there is no connection that could be cut: only those of gloo are known")
+    return f"{count} connections cut"
+
+
+def _platform() -> str:
+    settings = runtime.settings()
+    return platforms.select(settings.tft_platform if settings is not None else "auto").name
+
+
 def declare() -> None:
-    """Importing this module declares; calling this says so where it is used."""
+    """Importing this module declares; calling this provides what the faults need."""
+    inject.register(inject.Hooks(_platform(), _damage, _cut))

@@ -37,7 +37,8 @@ def command(
         Optional[list[str]],  # noqa: UP045  typer reads this annotation on Python 3.10 as well
         typer.Option(
             metavar="KIND@RANK:STEP[:PHASE]",
-            help="Repeatable; STEP is the step being computed, the first is 1. [default: kill@1:7:backward]",
+            help="Repeatable; STEP is the step being computed, the first is 1. "
+            "[default: kill@1:7:backward; with preset retry uce@1:7:backward]",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of the whole training.")] = 12,
@@ -68,7 +69,7 @@ def command(
         plan = make_plan(
             preset=preset,
             layout=layout,
-            faults=fault or ["kill@1:7:backward"],
+            faults=fault,
             steps=steps,
             dtype=dtype,
             replicas=replicas,
@@ -112,7 +113,7 @@ def make_plan(
         SpecError: names the argument and what would be right.
     """
     sizes = spec.parse_layout(layout)
-    wanted = tuple(spec.parse_fault(text) for text in faults or ["kill@1:7:backward"])
+    wanted = tuple(spec.parse_fault(text) for text in faults or [spec.DEFAULT_FAULT.get(preset, "kill@1:7:backward")])
     spec.check_drill(preset, sizes, wanted, steps, replicas, dtype)
     if launcher not in jobs.LAUNCHERS:
         raise SpecError(f"--launcher {launcher!r}: unknown; known: {' '.join(jobs.LAUNCHERS)}")
@@ -207,7 +208,7 @@ def table_of(report: Report, kept: bool) -> Table:
         "fault": " ".join(str(fault) for fault in seen.fired) or "none fired",
         "strategy": report.strategy,
         "step at fault": str(plan.step_at_fault),
-        "step saved": _or_none(seen.saved),
+        "went on after step" if seen.online else "step saved": _or_none(verdict.resumed_at(seen)),
         "steps lost": _or_none(verdict.steps_lost(seen)),
         "seconds": seconds_text(report),
         "processes restarted": " ".join(map(str, report.processes_restarted)) or "none",

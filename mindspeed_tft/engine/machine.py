@@ -1,9 +1,13 @@
 """The engine: the life of one job as a state machine. Events with timestamps go in, actions come out; nothing else.
 
     STARTING -> TRAINING -> STOPPING -> (a dump: FINISHING, STAGING, WRITING, PUBLISHING) -> EXITING -> CLOSED
+                   ^            | ^
+                   |            v | a further fault
+                   +- (a repair: FINISHING, REGROUPING, REPAIRING, ROLLING_BACK, RESUMING)
 
-Where a dump stands is `dump`'s affair, which step is saved `agreement`'s, who writes what `planning`'s. Here it is
-decided who is stopped, who is waited for, and with which words everybody leaves. See README.md beside this file.
+Where a dump stands is `dump`'s affair, where a repair stands `repair`'s, which step is saved `agreement`'s, who writes
+or gives what `planning`'s. Here it is decided who is stopped, who is waited for, and with which words everybody leaves.
+See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -16,7 +20,9 @@ from typing import Any
 from mindspeed_tft.engine.agreement import completed
 from mindspeed_tft.engine.desk import Desk, Payload
 from mindspeed_tft.engine.dump import Dump, Stage
-from mindspeed_tft.engine.incident import EXIT_UNSAVED, Ending, Fault
+from mindspeed_tft.engine.incident import EXIT_UNSAVED, Ending, Fault, Incident
+from mindspeed_tft.engine.repair import Repair, Repairs
+from mindspeed_tft.engine.repair import Stage as RepairStage
 from mindspeed_tft.engine.roster import Arrival, Roster
 from mindspeed_tft.engine.types import (
     Action,
@@ -31,6 +37,7 @@ from mindspeed_tft.engine.types import (
     RankFinished,
     RankLost,
     RankReport,
+    Recovered,
     Registered,
     Reported,
     Tick,
@@ -49,6 +56,10 @@ class State(str, Enum):
     STAGING = "staging"
     WRITING = "writing"
     PUBLISHING = "publishing"
+    REGROUPING = "regrouping"
+    REPAIRING = "repairing"
+    ROLLING_BACK = "rolling_back"
+    RESUMING = "resuming"
     EXITING = "exiting"
     CLOSED = "closed"
 
@@ -60,21 +71,40 @@ _OF_DUMP = {
     Stage.WRITE: State.WRITING,
     Stage.PUBLISH: State.PUBLISHING,
 }
+_OF_REPAIR = {
+    RepairStage.DECIDE: State.PLANNING,
+    RepairStage.FINISH: State.FINISHING,
+    RepairStage.REGROUP: State.REGROUPING,
+    RepairStage.REPAIR: State.REPAIRING,
+    RepairStage.ROLLBACK: State.ROLLING_BACK,
+    RepairStage.RESUME: State.RESUMING,
+    RepairStage.DONE: State.TRAINING,
+}
 _STATE_BEARING = ("step", "commit", "update")  # what a rank may not say differently a second time
 
 
 class Engine:
     """Decides for one job of `world_size` ranks. Not thread-safe; never blocks; reads no clock."""
 
-    def __init__(self, deadlines: Deadlines, world_size: int, *, epoch: int = 0, tag: str = "") -> None:
+    def __init__(
+        self,
+        deadlines: Deadlines,
+        world_size: int,
+        *,
+        epoch: int = 0,
+        tag: str = "",
+        strategies: frozenset[str] = frozenset({"dump"}),
+    ) -> None:
         """
         Args:
             epoch: the last epoch that was used before this engine; its stops count on from there.
             tag: makes the names of this job's dump directories different from those of another job.
+            strategies: "retry" lets faults be repaired online where that is possible. A dump is the last resort of all.
         """
         self._deadlines = deadlines
         self._desk = Desk()
         self._desk.epoch = epoch
+        self._first_stop = epoch + 1
         self._roster = Roster(world_size)
         self._reports: dict[int, RankReport] = {}
         self._silent: dict[int, str] = {}
@@ -85,6 +115,10 @@ class Engine:
         self._warned_of_missing = False
         self._reason = ""  # of the stop
         self._exits: dict[int, Order] = {}  # rank -> its order to leave
+        self._repairs = Repairs(self._desk, self._roster, deadlines) if "retry" in strategies else None
+        self._repair: Repair | None = None  # the try that is running
+        self._number = 1  # of the incident
+        self._past: tuple[Incident, dict[str, object]] | None = None  # the last incident that training survived
         self._dump: Dump | None = None
         self._ending: Ending | None = None
         self._summary = ""
@@ -108,6 +142,10 @@ class Engine:
         """What has to be done because of this event."""
         self._desk.now = max(self._desk.now, event.at)
         self._handlers[type(event)](event)
+        if self._repair is not None and self._repair.failure:
+            self._stop_again(self._repair.failure)
+        elif self._repair is not None and self._repair.stage is RepairStage.DONE:
+            self._train_on(self._repair)
         if self._dump is not None and self._dump.ending is not self._ending:
             self._leave(self._dump.ending)
         return self._desk.drain()
@@ -116,26 +154,36 @@ class Engine:
     def state(self) -> State:
         if self._dump is not None and self._state is State.STOPPING:
             return _OF_DUMP[self._dump.stage]
+        if self._repair is not None and self._state is State.STOPPING:
+            return _OF_REPAIR[self._repair.stage]
         return self._state
 
     @property
     def step(self) -> int:
         """S, once it is agreed; -1 before, and when no step is provable."""
-        return self._dump.agreement.step if self._dump is not None else -1
+        flow = self._dump or self._repair
+        return flow.agreement.step if flow is not None else -1
 
     @property
     def timings(self) -> dict[str, float]:
-        """Seconds spent in each stage so far."""
-        return dict(self._desk.incident.timings)
+        """Seconds spent in each stage so far; while training goes on, in those of the last incident."""
+        return dict(self._record.timings)
 
     @property
     def timeline(self) -> list[tuple[float, str, str]]:
-        """Everything noted so far: (at, stage, text)."""
-        return list(self._desk.incident.log)
+        """Everything noted so far: (at, stage, text); while training goes on, of the last incident."""
+        return list(self._record.log)
+
+    @property
+    def _record(self) -> Incident:
+        return self._past[0] if self._past is not None and self._state is State.TRAINING else self._desk.incident
 
     def incident(self) -> dict[str, object]:
-        """All that is known, for the incident file: plain values only."""
-        roster, dump = self._roster, self._dump
+        """All that is known, for the incident file: plain values only. While training goes on, of the last incident."""
+        if self._past is not None and self._state is State.TRAINING:
+            return dict(self._past[1])
+        roster, dump, repairs = self._roster, self._dump, self._repairs
+        flow = dump or self._repair
         ending = self._ending
         return {
             "state": self.state.value,
@@ -144,12 +192,14 @@ class Engine:
             "epoch": self._desk.epoch,
             "step": self.step,
             "furthest_step": self._furthest,
-            "agreement": dump.agreement.reason if dump else "",
-            "impossible": {str(r): dump.agreement.offers[r].reason for r in dump.agreement.impossible} if dump else {},
+            "agreement": flow.agreement.reason if flow else "",
+            "impossible": {str(r): flow.agreement.offers[r].reason for r in flow.agreement.impossible} if flow else {},
             "lost": {str(rank): message for rank, message in sorted(roster.lost.items())},
             "silent": {str(rank): message for rank, message in sorted(self._silent.items())},
             "finished": len(roster.finished),
             "attempts": [attempt.as_dict() for attempt in dump.attempts] if dump else [],
+            "number": self._number,
+            "repairs": [repair.as_dict() for repair in repairs.tries] if repairs else [],
             "outcome": ending.outcome if ending else "",
             "summary": self._summary,
             **self._desk.incident.as_dict(),
@@ -188,8 +238,9 @@ class Engine:
         """A rank registered after the stop: it must not stay behind in a collective, nor wait for a lost order."""
         self._desk.note(f"rank {rank} registered after the stop ({arrival.value})")
         self._desk.stop((rank,), self._reason)
-        if self._state is State.STOPPING and self._dump is not None:
-            self._dump.repeat(rank)
+        flow = self._dump or self._repair
+        if self._state is State.STOPPING and flow is not None:
+            flow.repeat(rank)
         elif self._ending is not None:
             old = self._exits.get(rank)
             if old is not None and arrival is Arrival.AGAIN:
@@ -205,6 +256,8 @@ class Engine:
         if self._roster.hear(event.rank, self._desk.now):
             self._desk.note(f"rank {event.rank} is heard again")
         self._furthest = max(self._furthest, event.step - 1)
+        if self._repairs is not None:
+            self._repairs.heard(event.step)
 
     def _on_finished(self, event: RankFinished) -> None:
         rank, roster = event.rank, self._roster
@@ -212,13 +265,19 @@ class Engine:
             self._left(rank)
             return
         roster.finish(rank)
-        if len(roster.finished) == roster.world_size and self._state in (State.STARTING, State.TRAINING):
-            self._desk.note("every rank finished training")
-            self._ending = Ending("finished", -1, 0)
-            self._summary = f"Training ended on {count(roster.world_size, 'rank')}."
-            self._close()
-        else:
+        if not self._close_when_finished():
             self._gone(rank, "finished training")
+
+    def _close_when_finished(self) -> bool:
+        """The ordinary end: every rank finished, and nobody was stopped."""
+        world_size = self._roster.world_size
+        if len(self._roster.finished) < world_size or self._state not in (State.STARTING, State.TRAINING):
+            return False
+        self._desk.note("every rank finished training")
+        self._ending = Ending("finished", -1, 0)
+        self._summary = f"Training ended on {count(world_size, 'rank')}."
+        self._close()
+        return True
 
     def _on_lost(self, event: RankLost) -> None:
         rank, roster = event.rank, self._roster
@@ -252,8 +311,9 @@ class Engine:
         """A rank that took part in a stage does so no more."""
         self._left(rank)
         if self._state is State.STOPPING:
-            if self._dump is not None:
-                self._dump.gone(rank, why)
+            flow = self._dump or self._repair
+            if flow is not None:
+                flow.gone(rank, why)
             else:
                 self._decide_when_heard()
 
@@ -269,7 +329,8 @@ class Engine:
         if rank not in roster or self._state is State.CLOSED or rank in roster.finished:
             return
         fault = Fault(self._desk.now, rank, event.kind, event.message, event.own)
-        if not self._book_fault(fault, self._roster.last_heard(rank)):
+        new = self._book_fault(fault, self._roster.last_heard(rank))
+        if not new and not (event.own and self._repair is not None):  # it has reported: it is broken once more
             return
         if event.own or self._state in (State.STARTING, State.TRAINING):  # thousands may notice the same loss
             self._desk.note(str(fault) if event.own else f"{fault} (noticed, not its own)", warn=True)
@@ -277,6 +338,8 @@ class Engine:
             self._abandon_start(str(fault))
         elif self._state is State.TRAINING:
             self._stop(str(fault))
+        elif self._repair is not None:
+            self._repair.fail(str(fault))
         elif event.own and event.kind == "memory" and rank in self._reports:
             self._distrust(rank, f"has a memory fault: {event.message}")
 
@@ -291,11 +354,12 @@ class Engine:
             return
         self._reports[rank] = replace(self._reports[rank], trusted=False)
         self._desk.note(f"rank {rank} is no source from now on: it {why}", warn=True)
-        if self._dump is not None and self._state is State.STOPPING:
-            self._dump.distrust(rank, why)
+        flow = self._dump or self._repair
+        if flow is not None and self._state is State.STOPPING:
+            flow.distrust(rank, why)
 
     def _stop(self, reason: str) -> None:
-        """The first fault: everybody leaves what it is doing, at once."""
+        """Everybody leaves what it is doing, at once."""
         self._desk.epoch += 1
         self._reason = reason
         self._state = State.STOPPING
@@ -306,6 +370,41 @@ class Engine:
         self._desk.note(f"stopping {count(len(told), 'rank')}: {reason}")
         self._desk.stop(told, reason)
         self._decide_when_heard()
+
+    def _stop_again(self, reason: str) -> None:
+        """A repair failed. Ranks may wait for each other in any stage of it: what they are now, only they can tell."""
+        self._repair = None
+        self._desk.note(f"this try to repair failed: {reason}", warn=True)
+        self._desk.void()
+        self._desk.incident.renew()
+        self._reports.clear()
+        self._silent.clear()
+        self._stop(reason)
+
+    def _train_on(self, repair: Repair) -> None:
+        """Every rank computes the step after S again. What is known of this incident says nothing about the next."""
+        desk, step, tries = self._desk, repair.plan.step, repair.number
+        lost = count(max(0, self._furthest - step), "completed step")
+        again = f" at the {tries}. try" if tries > 1 else ""
+        self._summary = (
+            f"Repaired online{again}: {desk.incident.what_happened()}. "
+            f"Training goes on after step {step}; {lost} lost, no process was started again."
+        )
+        desk.note(self._summary)
+        desk.enter("train")
+        self._past = (desk.incident, {**self.incident(), "outcome": "retried", "state": State.TRAINING.value})
+        desk.put(Recovered("retried", step, tries, self._summary, repair.epoch))
+        desk.void()
+        desk.incident = Incident()
+        desk.enter("train")
+        assert self._repairs is not None
+        self._repairs.over()
+        self._repair, self._summary, self._number = None, "", self._number + 1
+        self._reports.clear()
+        self._silent.clear()
+        self._awaited = set()
+        self._state = State.TRAINING
+        self._close_when_finished()
 
     def _abandon_start(self, reason: str) -> None:
         """A fault before every rank had registered: there is no step to save, and nobody may wait for the others."""
@@ -323,7 +422,7 @@ class Engine:
         rank = report.rank
         if rank not in self._roster.infos or rank in self._roster.newcomers or rank in self._roster.finished:
             return
-        if self._state in (State.EXITING, State.CLOSED):
+        if self._state in (State.EXITING, State.CLOSED) or self._stale(report):
             return
         if rank in self._reports:
             self._compare(self._reports[rank], report)
@@ -336,27 +435,55 @@ class Engine:
             self._abandon_start(f"rank {rank} stopped: {report.fault or 'no reason given'}")
         elif self._state is State.TRAINING:
             self._stop(f"rank {rank} stopped: {report.fault or 'no reason given'}")
-        elif self._dump is None:
+        elif self._dump is None and self._repair is None:
             self._awaited.discard(rank)
             self._decide_when_heard()
         elif self._silent.pop(rank, None):
             self._desk.note(f"rank {rank} reported late: it can take part in the next attempt")
 
+    def _stale(self, report: RankReport) -> bool:
+        """It answers an older stop, and the rank has been ordered to change since then, or will answer once more.
+
+        Ranks that stop by themselves may report before they hear of the first stop. After a repair, what they say
+        cannot be told from a late word about the last incident: they say what happened with an event, too.
+        """
+        if self._state is State.TRAINING:
+            return self._past is not None
+        first = self._desk.epoch <= self._first_stop
+        return report.epoch != self._desk.epoch and not (first and report.epoch == 0)
+
     def _compare(self, old: RankReport, new: RankReport) -> None:
         """A second report. Word for word the same, or explained by an order, it says nothing new."""
         if not new.trusted:
             self._distrust(new.rank, f"says that its memory may be damaged: {new.fault}")
-        elif self._dump is None and any(getattr(old, name) != getattr(new, name) for name in _STATE_BEARING):
+        elif not (self._dump or self._repair) and any(getattr(old, name) != getattr(new, name) for name in _STATE_BEARING):
             self._distrust(new.rank, f"reported twice, and differently: step {old.step}, then step {new.step}")
 
     def _decide_when_heard(self) -> None:
-        if not self._awaited and self._dump is None:
+        if not self._awaited and self._dump is None and self._repair is None:
             self._decide()
 
     def _decide(self) -> None:
         late = f"did not report within {self._deadlines.stop:g} s of the stop"
         self._silent.update(dict.fromkeys(self._awaited, late))
         self._awaited = set()
+        if not self._repair_instead():
+            self._save()
+
+    def _repair_instead(self) -> bool:
+        if self._repairs is None:
+            return False
+        self._desk.enter("decide")
+        found = self._repairs.attempt(self._reports, self._silent)
+        if isinstance(found, str):
+            self._desk.incident.verdict = found
+            self._desk.note(f"no repair, a dump instead: {found}", warn=True)
+            return False
+        self._repair = found
+        found.begin()
+        return True
+
+    def _save(self) -> None:
         self._dump = Dump(self._desk, self._roster, self._deadlines, self._reports, self._silent, self._directory)
         self._dump.begin()
 
@@ -368,12 +495,13 @@ class Engine:
             return
         if order.kind is OrderKind.EXIT:
             self._left(order.rank)
-        elif self._dump is not None:
-            self._dump.done(order, event)
+        elif flow := self._dump or self._repair:
+            flow.done(order, event)
 
     def _on_tick(self, event: Tick) -> None:
-        if self._state is State.STOPPING and self._dump is not None:
-            self._dump.tick()
+        flow = self._dump or self._repair
+        if self._state is State.STOPPING and flow is not None:
+            flow.tick()
         elif self._state is State.STOPPING and self._desk.now >= self._deadline:
             self._decide()
         elif self._state is State.EXITING and self._desk.now >= self._deadline:

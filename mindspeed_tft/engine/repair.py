@@ -50,9 +50,7 @@ def unrepairable(
         return f"{ranks(gone)} {'was' if len(gone) == 1 else 'were'} lost"
     if roster.finished:
         return f"{ranks(roster.finished)} finished training"
-    if mute := silent | (roster.alive - set(reports)) if isinstance(silent, set) else {*silent} or (
-        roster.alive - set(reports)
-    ):
+    if mute := {*silent} | {rank for rank in roster.infos if rank not in reports}:
         return f"{ranks(mute)} did not report"
     for fault in faults:
         if fault.kind not in (REPAIRABLE if fault.own else NOTICED):
@@ -83,7 +81,6 @@ class Repair:
         self._desk, self._roster, self._deadlines = desk, roster, deadlines
         self._reports, self._until = reports, until
         self._pending: dict[int, Order] = {}
-        self._waiting: dict[int, set[int]] = {}  # rank -> its open orders
         self._end_of_stage = 0.0
 
     # ------------------------------------------------------------------------------------------------ going on

@@ -1,8 +1,8 @@
-"""The rehearsal of a dump: run the job unbroken, break it, go on from what it left behind, compare.
+"""The rehearsal: run the job unbroken, break it, let it go on or go on from what it left behind, compare.
 
     reference   stock Megatron, unbroken; keeps a checkpoint of every step (shared between drills)
     broken      the same job with the plugin and the ordered faults
-    resumed     stock Megatron from the dump to the last step
+    resumed     stock Megatron from the dump to the last step; not needed where the broken job trains to its end
 
 The two jobs of stock Megatron never import the plugin. Judging is `verdict`'s part, showing is `cli`'s.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from typing import Any, Protocol
 from mindspeed_tft.faults import gpt_job, inject, jobs, verdict
 from mindspeed_tft.faults.references import ReferenceCache, environment_facts, sources_digest
 from mindspeed_tft.faults.spec import FaultSpec, Layout, SpecError, format_faults
-from mindspeed_tft.faults.verdict import Compared, Evidence, Verdict
+from mindspeed_tft.faults.verdict import Compared, Evidence, Recovery, Verdict
 
 PROGRAM = "mindspeed_tft.faults.gpt_job"
 
@@ -94,7 +95,7 @@ class Report:
             "strategy": self.strategy,
             "tries": list(self.tries),
             "step_at_fault": self.plan.step_at_fault,
-            "resumed_at": self.evidence.saved,
+            "resumed_at": verdict.resumed_at(self.evidence),
             "steps_lost": verdict.steps_lost(self.evidence),
             "seconds": self.seconds,
             "processes_restarted": list(self.processes_restarted),
@@ -112,6 +113,7 @@ class Report:
             "completed_before": self.evidence.completed,
             "comparisons": [vars(compared) for compared in self.evidence.comparisons],
             "processes_left_behind": list(self.evidence.leftover),
+            "recoveries": [vars(recovery) for recovery in self.evidence.recoveries],
             "notes": self.notes,
             "dump": str(self.dump) if self.dump else None,
             "logs": [str(log) for log in self.logs],
@@ -179,8 +181,7 @@ def training_flags(plan: Plan) -> tuple[str, ...]:
         "--tensor-model-parallel-size": plan.layout.tp,
         "--pipeline-model-parallel-size": plan.layout.pp,
         "--log-interval": 1,
-        "--eval-interval": 1000,
-        "--eval-iters": 0,
+        **_evaluation(plan),
         "--num-workers": 0,
     }
     words = [*(word for flag, value in sizes.items() for word in (flag, str(value)))]
@@ -189,6 +190,14 @@ def training_flags(plan: Plan) -> tuple[str, ...]:
     words += _PLAIN_KERNELS + _dtype_flags(plan.dtype) + _device_flags()
     return (*words, *plan.extra)
 
+
+def _evaluation(plan: Plan) -> dict[str, int]:
+    """None, unless a fault is to fall into one; then the unbroken run evaluates at the same steps."""
+    steps = [fault.step for fault in plan.faults if fault.phase == "eval"]
+    return {"--eval-interval": math.gcd(*steps), "--eval-iters": 2} if steps else _NEVER
+
+
+_NEVER = {"--eval-interval": 1000, "--eval-iters": 0}
 
 _PLAIN_KERNELS = [
     "--no-gradient-accumulation-fusion",
@@ -218,7 +227,14 @@ def stock_flags(plan: Plan) -> tuple[str, ...]:
 
 
 def plugin_flags(plan: Plan) -> tuple[str, ...]:
-    return (*training_flags(plan), "--enable-high-availability", "--optimizer-replica-num", str(plan.replicas))
+    online = {"dump": (), "retry": ("--enable-hbmfault-repair",)}[plan.preset]
+    return (*training_flags(plan), "--enable-high-availability", "--optimizer-replica-num", str(plan.replicas), *online)
+
+
+def save_interval(plan: Plan) -> int:
+    """So large that Megatron saves at its end alone: an ordinary checkpoint near the fault would make the dump's work
+    easier. Unless a fault is to fall into a save."""
+    return math.gcd(*(fault.step for fault in plan.faults if fault.phase == "save")) or plan.steps + 1
 
 
 # ---------------------------------------------------------------------------------------------------- jobs
@@ -248,17 +264,18 @@ class Rehearsal:
         return entry / "save"
 
     def broken(self) -> jobs.Ended:
-        """The job with the plugin and the faults: it should leave a dump and an exit status that is not 0."""
+        """The job with the plugin and the faults: it should leave a dump and an exit status that is not 0, or with a
+        preset that repairs online the last checkpoint and exit status 0."""
         plan = self.plan
-        self._listener.stage("broken", f"with the plugin, {format_faults(plan.faults)}", 1, plan.step_at_fault)
+        last = plan.step_at_fault if plan.preset == "dump" else plan.steps
+        self._listener.stage("broken", f"with the plugin, {format_faults(plan.faults)}", 1, last)
         env = {
             inject.ENV_FAULTS: format_faults(plan.faults),
             inject.ENV_SEED: str(plan.seed),
             inject.ENV_LOG: str(self.fault_log),
             gpt_job.ENV_STEPS: str(self.broken_steps),
         }
-        # Saved by the dump alone: an ordinary checkpoint near the fault would make its work easier.
-        flags = (*plugin_flags(plan), "--save", str(self.dump), "--save-interval", str(plan.steps + 1))
+        flags = (*plugin_flags(plan), "--save", str(self.dump), "--save-interval", str(save_interval(plan)))
         ended = self._run("broken", gpt_job.WITH_PLUGIN, flags, env, plan.launcher)
         self._listener.done(_how(ended))
         return ended
@@ -275,12 +292,19 @@ class Rehearsal:
 
     def compare(self, reference: Path, saved: int) -> tuple[Compared, ...]:
         """The dump and the end, each against the unbroken run."""
-        self._listener.stage("compare", "every byte", 0, 0)
-        step, end = f"iter_{saved:07d}", f"iter_{self.plan.steps:07d}"
-        found = (
-            _compared(verdict.DUMP_COMPARISON, reference / step, self.dump / step),
-            _compared(verdict.FINAL_COMPARISON, reference / end, self.final / end),
+        return self._compare(
+            (verdict.DUMP_COMPARISON, reference, self.dump, saved),
+            (verdict.FINAL_COMPARISON, reference, self.final, self.plan.steps),
         )
+
+    def compare_end(self, reference: Path) -> tuple[Compared, ...]:
+        """The end of the broken job against the unbroken run."""
+        return self._compare((verdict.FINAL_COMPARISON, reference, self.dump, self.plan.steps))
+
+    def _compare(self, *pairs: tuple[str, Path, Path, int]) -> tuple[Compared, ...]:
+        self._listener.stage("compare", "every byte", 0, 0)
+        places = [(what, expected, found, f"iter_{step:07d}") for what, expected, found, step in pairs]
+        found = tuple(_compared(what, one / step, other / step) for what, one, other, step in places)
         self._listener.done(f"{sum(c.tensors for c in found)} tensors, {sum(c.different for c in found)} different")
         return found
 
@@ -378,9 +402,24 @@ class StepLog:
     def pids(self) -> dict[int, int]:
         return {rank: records[-1]["pid"] for rank, records in self.steps.items() if records}
 
-    def first(self) -> tuple[int, float, float] | None:
-        """The first step that was computed, when its first rank began and when its last rank ended it."""
-        records = self._records()
+    @property
+    def restarted(self) -> tuple[int, ...]:
+        """Ranks that went on in another process."""
+        found = {rank: {record["pid"] for record in records} for rank, records in self.steps.items()}
+        return tuple(sorted(rank for rank, pids in found.items() if len(pids) > 1))
+
+    @property
+    def computed_again(self) -> int:
+        """Steps that some rank began when some rank had ended them already."""
+        ended: dict[int, float] = {}
+        for record in self._records():
+            ended[record["step"]] = min(record["end_wall"], ended.get(record["step"], record["end_wall"]))
+        return len({record["step"] for record in self._records() if record["begin_wall"] > ended[record["step"]]})
+
+    def first(self, after: float = 0.0) -> tuple[int, float, float] | None:
+        """The first step that was begun later than `after` (wall clock) and ended: when its first rank began, and when
+        its last rank ended it."""
+        records = [record for record in self._records() if record["begin_wall"] > after]
         if not records:
             return None
         step = min(record["step"] for record in records)
@@ -421,29 +460,47 @@ def saved_step(save: Path) -> int | None:
 
 def read_incident(save: Path) -> tuple[Path, dict[str, Any]] | None:
     """The newest incident report that the controller left beside the dump, None if there is none."""
-    reports = sorted((save / INCIDENTS).glob("incident-*.json"), key=lambda path: path.stat().st_mtime)
-    return (reports[-1], json.loads(reports[-1].read_text())) if reports else None
+    reports = read_incidents(save)
+    return reports[-1] if reports else None
+
+
+def read_incidents(save: Path) -> list[tuple[Path, dict[str, Any]]]:
+    """All incident reports of a job, the oldest first."""
+    found = [(path, json.loads(path.read_text())) for path in (save / INCIDENTS).glob("incident-*.json")]
+    return sorted(found, key=lambda report: float(report[1]["opened"]))
+
+
+_STRATEGIES = {"retried": "retry", "dumped": "dump", "exists": "dump"}  # by the outcome of an incident
+
+
+def recovery_of(incident: Mapping[str, Any]) -> Recovery:
+    """What an incident report says about the way out."""
+    return Recovery(_STRATEGIES.get(incident["outcome"], "none"), int(incident["step"]))
 
 
 def stage_seconds(
-    fault: float | None, incident: Mapping[str, Any] | None, first: tuple[int, float, float] | None
+    fault: float | None,
+    incident: Mapping[str, Any] | None,
+    first: tuple[int, float, float] | None,
+    rebooted: bool = True,
 ) -> dict[str, float | None]:
     """Seconds of each stage, from the fault to the end of the first step after it; None: not known, or no such stage.
 
     With preset `dump` a new job is started by hand, here at once: `reboot` is from the end of the incident to the
-    begin of its first step.
+    begin of its first step. Where the job goes on there is no `reboot`, and no `dump`.
     """
     found: dict[str, float | None] = dict.fromkeys(STAGES)
     if incident is not None:
         spent = incident["seconds"]
         found.update({name: spent[name] for name in STAGES if name in spent and name not in ("reboot", "total")})
-        found["dump"] = sum(spent.get(name, 0.0) for name in _DUMP_STAGES)
+        if rebooted:
+            found["dump"] = sum(spent.get(name, 0.0) for name in _DUMP_STAGES)
         if fault is not None:
             found["detect"] = incident["opened"] - fault
     if first is not None:
         _, begin, end = first
         found["first_step"] = end - begin
-        if incident is not None:
+        if incident is not None and rebooted:
             found["reboot"] = begin - incident["closed"]
         if fault is not None:
             found["total"] = end - fault
@@ -464,18 +521,26 @@ def rehearse(plan: Plan, work: Path, cache: Path, listener: Listener) -> Report:
             return _without_reference(run, failed)
     broken = run.broken()
     fired, _ = read_fired(run.fault_log, plan.faults)
-    incident = read_incident(run.dump)
+    incidents = [incident for _, incident in read_incidents(run.dump)]
+    steps = read_steps(run.broken_steps)
     seen = Evidence(
         fired=fired,
         steps=plan.steps,
         faulty_exit=broken.returncode,
-        completed=read_steps(run.broken_steps).completed,
+        completed=steps.completed,
         saved=saved_step(run.dump),
         compare=plan.compare,
-        reported=incident[1]["step"] if incident else None,
+        reported=incidents[-1]["step"] if incidents else None,
         leftover=broken.leftover,
+        preset=plan.preset,
+        ordered=plan.faults,
+        recoveries=tuple(recovery_of(incident) for incident in incidents),
+        computed_again=steps.computed_again,
+        restarted=steps.restarted,
     )
-    if seen.saved is not None and broken.returncode:
+    if seen.online and reference is not None and seen.saved == plan.steps:
+        seen = replace(seen, comparisons=run.compare_end(reference))
+    elif seen.saved is not None and broken.returncode:
         seen = _go_on(run, seen, seen.saved, reference)
     return _report(run, seen, reference)
 
@@ -507,22 +572,24 @@ def _without_reference(run: Rehearsal, failed: JobFailed) -> Report:
 def _report(run: Rehearsal, seen: Evidence, reference: Path | None) -> Report:
     plan = run.plan
     word, reasons = verdict.judge(seen)
-    found = read_incident(run.dump)
-    path, incident = found if found else (None, None)
+    incidents = read_incidents(run.dump)
+    path, incident = (incidents[0] if seen.online else incidents[-1]) if incidents else (None, None)
     _, fault_wall = read_fired(run.fault_log, plan.faults)
     before, after = read_steps(run.broken_steps), read_steps(run.resumed_steps)
+    first = before.first(fault_wall or 0.0) if seen.online else after.first()
+    restarted = {rank for rank, pid in after.pids.items() if before.pids.get(rank) != pid} | set(seen.restarted)
     silent = [str(fault) for fault in plan.faults if fault not in seen.fired]
     return Report(
         plan=plan,
         verdict=word,
         reasons=reasons,
         evidence=seen,
-        seconds=stage_seconds(fault_wall, incident, after.first()),
-        processes_restarted=tuple(sorted(r for r, pid in after.pids.items() if before.pids.get(r) != pid)),
-        strategy="dump" if seen.saved is not None else "none",
-        tries=_tries(incident),
+        seconds=stage_seconds(fault_wall, incident, first, rebooted=not seen.online),
+        processes_restarted=tuple(sorted(restarted)),
+        strategy=_strategy(seen),
+        tries=tuple(entry for _, report in incidents for entry in _tries(report)),
         incident=path,
-        dump=run.dump if seen.saved is not None else None,
+        dump=run.dump if seen.saved is not None and not seen.online else None,
         reference=reference,
         logs=tuple(ended.log for ended in run.ended),
         tail=run.ended[-1].explanation() if word is Verdict.LOST and run.ended else "",
@@ -530,8 +597,14 @@ def _report(run: Rehearsal, seen: Evidence, reference: Path | None) -> Report:
     )
 
 
-def _tries(incident: Mapping[str, Any] | None) -> tuple[dict[str, Any], ...]:
+def _strategy(seen: Evidence) -> str:
+    """The one in which the broken job's last recovery ended."""
+    if not seen.online:
+        return "dump" if seen.saved is not None else "none"
+    return seen.recoveries[-1].strategy if seen.recoveries else "none"
+
+
+def _tries(incident: Mapping[str, Any]) -> tuple[dict[str, Any], ...]:
     """What the engine chose, in order, each with its reason, as the incident tells it."""
-    if incident is None:
-        return ()
-    return tuple({"strategy": "dump", "reason": text} for text in incident["decision"])
+    strategy = recovery_of(incident).strategy
+    return tuple({"strategy": strategy, "reason": text} for text in incident["decision"])

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from mindspeed_tft.faults.spec import STEP_PHASES, FaultSpec
+from mindspeed_tft.faults.spec import PHASES, STEP_PHASES, FaultSpec
 
 # Before a rank reaches this phase no rank can have passed the commit of the step; after it every one has.
 _COMMIT = STEP_PHASES.index("commit")
@@ -42,8 +42,16 @@ class Compared:
 
 
 @dataclass(frozen=True)
+class Recovery:
+    """How one incident ended: the strategy, and the completed step S from which training went on or goes on."""
+
+    strategy: str
+    step: int
+
+
+@dataclass(frozen=True)
 class Evidence:
-    """What was seen of a drill with preset `dump`."""
+    """What was seen of a drill. The last block belongs to the presets in which training goes on in the same job."""
 
     fired: tuple[FaultSpec, ...]  # the faults that announced themselves, with their phases
     steps: int  # of the whole training
@@ -56,11 +64,22 @@ class Evidence:
     compare: bool = True
     comparisons: tuple[Compared, ...] = ()  # must hold both those of `EXPECTED_COMPARISONS`
     leftover: tuple[str, ...] = ()  # processes that outlived their job
+    preset: str = "dump"
+    ordered: tuple[FaultSpec, ...] = ()  # the faults that were to fire
+    recoveries: tuple[Recovery, ...] = ()  # as the incidents tell them, in order
+    computed_again: int = 0  # steps that some rank had ended and that were computed once more in the same job
+    restarted: tuple[int, ...] = ()  # ranks whose process id changed in the broken job
+
+    @property
+    def online(self) -> bool:
+        """The broken job itself trained to its end."""
+        return self.preset != "dump" and self.faulty_exit == 0
 
 
 DUMP_COMPARISON = "dump"  # the dump against the unbroken run's checkpoint of the same step
 FINAL_COMPARISON = "end"  # the end of the resumed run against the end of the unbroken run
 EXPECTED_COMPARISONS = (DUMP_COMPARISON, FINAL_COMPARISON)
+ONLINE_COMPARISONS = (FINAL_COMPARISON,)  # no checkpoint lies between: the end of the broken job is what counts
 
 
 def possible_steps(faults: Sequence[FaultSpec]) -> tuple[int, ...]:
@@ -80,6 +99,18 @@ def possible_steps(faults: Sequence[FaultSpec]) -> tuple[int, ...]:
 
 def judge(seen: Evidence) -> tuple[Verdict, tuple[str, ...]]:
     """The verdict, and why: every reason that speaks against a better one."""
+    if seen.preset == "dump":
+        return _judge_dump(seen)
+    if seen.online:
+        return _judge_online(seen)
+    word, reasons = _judge_dump(seen)
+    if word in (Verdict.EXACT, Verdict.DEGRADED):
+        # The state was verified all the same, but the preset promises that the job goes on.
+        return Verdict.DEGRADED, (f"the job ended with exit status {seen.faulty_exit} and a checkpoint", *reasons)
+    return word, reasons
+
+
+def _judge_dump(seen: Evidence) -> tuple[Verdict, tuple[str, ...]]:
     lost = _lost(seen)
     if lost:
         return Verdict.LOST, lost
@@ -92,9 +123,57 @@ def judge(seen: Evidence) -> tuple[Verdict, tuple[str, ...]]:
     return Verdict.EXACT, ()
 
 
+def _judge_online(seen: Evidence) -> tuple[Verdict, tuple[str, ...]]:
+    lost = _lost_online(seen)
+    if lost:
+        return Verdict.LOST, lost
+    inexact = _unequal(seen, ONLINE_COMPARISONS)
+    if inexact:
+        return Verdict.INEXACT, inexact
+    degraded = _degraded_online(seen)
+    if degraded:
+        return Verdict.DEGRADED, degraded
+    return Verdict.EXACT, ()
+
+
+def _lost_online(seen: Evidence) -> tuple[str, ...]:
+    reasons = []
+    silent = [str(fault) for fault in seen.ordered if fault not in seen.fired]
+    if not seen.fired:
+        reasons.append("no fault fired, so nothing was rehearsed")
+    elif silent:
+        reasons.append(f"did not fire, so not rehearsed: {' '.join(silent)}")
+    if seen.saved != seen.steps:
+        reasons.append(f"the job ended well, but its last checkpoint is {seen.saved}, not step {seen.steps}")
+    return tuple(reasons)
+
+
+def _degraded_online(seen: Evidence) -> tuple[str, ...]:
+    reasons = []
+    if not any(recovery.strategy == seen.preset for recovery in seen.recoveries):
+        told = " ".join(recovery.strategy for recovery in seen.recoveries) or "none at all"
+        reasons.append(f"no incident report tells of a recovery by {seen.preset} (told: {told})")
+    if seen.computed_again:
+        reasons.append(f"{seen.computed_again} completed steps had to be computed again")
+    if seen.restarted:
+        reasons.append(f"the processes of ranks {' '.join(map(str, seen.restarted))} were started again")
+    if seen.leftover:
+        reasons.append(f"{len(seen.leftover)} processes outlived their job: {'; '.join(seen.leftover)}")
+    return tuple(reasons)
+
+
 def steps_lost(seen: Evidence) -> int | None:
     """Completed steps that had to be computed again."""
-    return None if seen.saved is None else max(0, seen.completed - seen.saved)
+    if seen.online:
+        return seen.computed_again
+    return None if seen.saved is None else seen.computed_again + max(0, seen.completed - seen.saved)
+
+
+def resumed_at(seen: Evidence) -> int | None:
+    """The completed step from which training went on after the first fault."""
+    if seen.online:
+        return seen.recoveries[0].step if seen.recoveries else None
+    return seen.saved
 
 
 def _lost(seen: Evidence) -> tuple[str, ...]:
@@ -117,11 +196,22 @@ def _lost(seen: Evidence) -> tuple[str, ...]:
 
 
 def _inexact(seen: Evidence) -> tuple[str, ...]:
+    reasons = list(_unequal(seen, EXPECTED_COMPARISONS))
+    if not seen.compare:
+        return tuple(reasons)
+    if seen.resumed_first is not None and seen.saved is not None and seen.resumed_first != seen.saved + 1:
+        reasons.append(f"the job went on at step {seen.resumed_first}, but step {seen.saved} was saved")
+    if seen.reported is not None and seen.reported != seen.saved:
+        reasons.append(f"the incident report names step {seen.reported}, but step {seen.saved} was saved")
+    return tuple(reasons)
+
+
+def _unequal(seen: Evidence, expected: Sequence[str]) -> tuple[str, ...]:
     if not seen.compare:
         return ("nothing was compared (--no-compare), so equality is not claimed",)
     reasons = []
     found = {compared.what: compared for compared in seen.comparisons}
-    for what in EXPECTED_COMPARISONS:
+    for what in expected:
         compared = found.get(what)
         if compared is None:
             reasons.append(f"{what}: was not compared")
@@ -129,10 +219,6 @@ def _inexact(seen: Evidence) -> tuple[str, ...]:
             reasons.append(f"{what}: the comparison looked at no tensor")
         elif compared.different:
             reasons.append(f"{what}: {compared.different} differences, the first: {compared.first_difference}")
-    if seen.resumed_first is not None and seen.saved is not None and seen.resumed_first != seen.saved + 1:
-        reasons.append(f"the job went on at step {seen.resumed_first}, but step {seen.saved} was saved")
-    if seen.reported is not None and seen.reported != seen.saved:
-        reasons.append(f"the incident report names step {seen.reported}, but step {seen.saved} was saved")
     return tuple(reasons)
 
 
@@ -142,7 +228,8 @@ def _degraded(seen: Evidence) -> tuple[str, ...]:
     if again:
         reasons.append(f"{again} completed steps had to be computed again")
     possible = possible_steps(seen.fired)
-    if seen.saved not in possible:
+    repaired = any(recovery.strategy != "dump" for recovery in seen.recoveries)  # then the first fault did not end it
+    if seen.saved not in possible and not repaired:
         wanted = " or ".join(str(step) for step in possible)
         reasons.append(f"step {seen.saved} was saved, the fault left step {wanted} to be saved")
     if seen.resumed_first is None:
@@ -155,6 +242,6 @@ def _degraded(seen: Evidence) -> tuple[str, ...]:
 
 
 def _phase_index(fault: FaultSpec) -> int:
-    if fault.phase not in STEP_PHASES:
-        raise ValueError(f"fault {fault}: its phase is not one of a step, settle it first")
-    return STEP_PHASES.index(fault.phase)
+    if fault.phase is None:
+        raise ValueError(f"fault {fault}: it has no phase, settle it first")
+    return PHASES.index(fault.phase)  # `save` and `eval` come after the step, so the step is complete

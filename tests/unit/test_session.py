@@ -27,6 +27,8 @@ class ToyHost:
 
     def __init__(self, save: Path) -> None:
         self.save, self.weights, self.rng_draws, self.abort_commit = save, 0, 0, False
+        self.holder_has = 0
+        self.done: list[str] = []
 
     def info(self) -> RankInfo:
         return RankInfo(0, "host", 1, "tp0-pp0", 0, ("tp0-pp0/dense/0",))
@@ -59,6 +61,20 @@ class ToyHost:
     def write_part(self, state: SmallState, part: str, sources: dict[str, str], directory: Path) -> dict[Path, str]:
         path = self.checkpoint_directory(directory, state.step) / "model.pt"
         return {path: files.write_verified(path, lambda file: file.write(f"{self.weights}:{state.rng}".encode()))}
+
+    def regroup(self, epoch: int) -> None:
+        self.done.append(f"regroup {epoch}")
+
+    def send_shard(self, shard: str, target: int) -> None:
+        self.done.append(f"send {shard} to {target}")
+
+    def receive_shard(self, shard: str, source: int) -> None:
+        self.done.append(f"receive {shard} from {source}")
+        self.weights = self.holder_has
+
+    def roll_back(self, state: SmallState, again: bool) -> None:
+        self.done.append(f"roll back to {state.step}{' again' if again else ''}")
+        self.rng_draws = state.rng["draws"]
 
     def checkpoint_directory(self, base: Path, step: int) -> Path:
         return base / f"iter_{step:07d}"
@@ -107,7 +123,12 @@ def made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Sess
         raise Left(code)
 
     monkeypatch.setattr(session_module.os, "_exit", leave)
-    yield Session(host, link, DEADLINES, resume=lambda step: f"resume at {step}"), host, link
+    kinds = {"UCE": "memory", "LINK": "link"}
+
+    def classify(text: str) -> str:
+        return next((kind for word, kind in kinds.items() if word in text), "exception")
+
+    yield Session(host, link, DEADLINES, lambda step: f"resume at {step}", classify), host, link
 
 
 def compute(session: Session, host: ToyHost, step: int, until: str = "end") -> None:
@@ -276,3 +297,78 @@ def test_a_directory_outside_the_save_directory_is_refused(made: tuple[Session, 
     with pytest.raises(Left):
         session.recover(CommunicationAborted("x"))
     assert [entry[2] for entry in link.said if entry[:2] == ("done", 1)] == [False]
+
+
+# ------------------------------------------------------------------------------------------------ online repair
+
+MINE = "tp0-pp0/dense/0"
+
+
+def repair_orders(step: int, *transfers: str) -> list[Order]:
+    return [
+        ordered(OrderKind.REGROUP, 1, step=step, epoch=1),
+        *([ordered(OrderKind.REPAIR, 2, step=step, transfers=list(transfers))] if transfers else []),
+        ordered(OrderKind.ROLLBACK, 3, step=step),
+        ordered(OrderKind.RESUME, 4, step=step),
+    ]
+
+
+def test_a_damaged_rank_gets_its_shard_and_trains_on(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "forward")
+    host.weights, host.holder_has = -999, 1
+    link.orders = repair_orders(1, f"{MINE}|1|0")
+    session.recover(RuntimeError("UCE ERROR"))
+    assert ("fault", "memory", True) in link.said
+    assert not link.reports[0].trusted
+    assert host.done == ["regroup 1", f"receive {MINE} from 1", "roll back to 1 again"]
+    assert (host.weights, host.rng_draws) == (1, 1)
+    session.report()  # a fault after the rollback finds a whole rank at the end of step 1
+    last = link.reports[-1]
+    assert (last.step, last.commit, last.update, last.trusted, last.fault) == (1, Commit.PASSED, Update.DONE, True, "")
+
+
+def test_a_healthy_rank_sends_and_rolls_back(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "gather")
+    link.orders = repair_orders(2, f"{MINE}|0|3", "tp0-pp0/dense/1|1|2")
+    session.recover(CommunicationAborted("peer gone"))
+    assert host.done == ["regroup 1", f"send {MINE} to 3", "roll back to 2"]
+    assert link.reports[0].trusted and ("resumed",) in link.said
+
+
+def test_a_dirty_shard_is_whole_once_it_came_from_another_holder(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "update")
+    host.holder_has = 2
+    link.orders = repair_orders(2, f"{MINE}|1|0")
+    session.recover(RuntimeError("UCE ERROR"))
+    assert host.weights == 2 and host.done[-1] == "roll back to 2"
+
+
+def test_a_damaged_rank_without_repair_never_trains_on(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "forward")
+    link.orders = [*repair_orders(1)[:-1], ordered(OrderKind.EXIT, 9, code=76, summary="")]
+    with pytest.raises(Left):
+        session.recover(RuntimeError("UCE ERROR"))
+    assert ("done", 3, False, "DumpError: this rank's memory was damaged and not repaired", {}) in link.said
+    assert host.done == ["regroup 1"]
+
+
+def test_a_stop_that_came_after_the_regroup_is_answered_next(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "forward")
+    link.orders = repair_orders(1)
+    session.recover(CommunicationAborted("x"))
+    link.stop_epoch = 2  # of a second fault, seen by others first
+    link.orders = dump_orders(1)
+    with pytest.raises(Left):
+        session.recover(CommunicationAborted("x"))
+    assert [report.epoch for report in link.reports] == [1, 2]
+    assert (host.save / "latest.txt").read_text() == "1"
