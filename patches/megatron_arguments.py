@@ -112,7 +112,6 @@ _NOT_YET: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("yaml_cfg", bool, "it replaces all command line flags", "use flags"),
 )  # fmt: skip
 _NOT_BUILT = {
-    "enable_hbmfault_repair": "online repair",
     "enable_worker_reboot": "worker reboot",
     "enable_elastic_training": "elastic training",
     "distributed_optimizer_no_replica": "recovery without replicas",

@@ -407,6 +407,9 @@ class Controller:
         elif isinstance(action, t.Note):
             if action.warn:
                 log.warning("%s: %s", action.stage, action.text)
+        elif isinstance(action, t.Recovered):
+            path = self._recorder.recovered(action, at, self._engine.incident())
+            self._print([action.summary, f"incident: {path}"])
         elif isinstance(action, t.Closed):
             self._close(action)
         else:

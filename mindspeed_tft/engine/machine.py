@@ -161,7 +161,7 @@ class Engine:
     @property
     def step(self) -> int:
         """S, once it is agreed; -1 before, and when no step is provable."""
-        flow = self._dump or self._repair
+        flow = self._flow
         return flow.agreement.step if flow is not None else -1
 
     @property
@@ -178,12 +178,17 @@ class Engine:
     def _record(self) -> Incident:
         return self._past[0] if self._past is not None and self._state is State.TRAINING else self._desk.incident
 
+    @property
+    def _flow(self) -> Dump | Repair | None:
+        """What was decided after the stop; None while reports are collected."""
+        return self._dump or self._repair
+
     def incident(self) -> dict[str, object]:
         """All that is known, for the incident file: plain values only. While training goes on, of the last incident."""
         if self._past is not None and self._state is State.TRAINING:
             return dict(self._past[1])
         roster, dump, repairs = self._roster, self._dump, self._repairs
-        flow = dump or self._repair
+        flow = self._flow
         ending = self._ending
         return {
             "state": self.state.value,
@@ -237,8 +242,10 @@ class Engine:
     def _greet(self, rank: int, arrival: Arrival) -> None:
         """A rank registered after the stop: it must not stay behind in a collective, nor wait for a lost order."""
         self._desk.note(f"rank {rank} registered after the stop ({arrival.value})")
+        if self._repair is not None and self._repair.failure:
+            return  # its coming ended the repair: it is stopped with everybody
         self._desk.stop((rank,), self._reason)
-        flow = self._dump or self._repair
+        flow = self._flow
         if self._state is State.STOPPING and flow is not None:
             flow.repeat(rank)
         elif self._ending is not None:
@@ -311,8 +318,7 @@ class Engine:
         """A rank that took part in a stage does so no more."""
         self._left(rank)
         if self._state is State.STOPPING:
-            flow = self._dump or self._repair
-            if flow is not None:
+            if (flow := self._flow) is not None:
                 flow.gone(rank, why)
             else:
                 self._decide_when_heard()
@@ -354,8 +360,7 @@ class Engine:
             return
         self._reports[rank] = replace(self._reports[rank], trusted=False)
         self._desk.note(f"rank {rank} is no source from now on: it {why}", warn=True)
-        flow = self._dump or self._repair
-        if flow is not None and self._state is State.STOPPING:
+        if (flow := self._flow) is not None and self._state is State.STOPPING:
             flow.distrust(rank, why)
 
     def _stop(self, reason: str) -> None:
@@ -435,7 +440,7 @@ class Engine:
             self._abandon_start(f"rank {rank} stopped: {report.fault or 'no reason given'}")
         elif self._state is State.TRAINING:
             self._stop(f"rank {rank} stopped: {report.fault or 'no reason given'}")
-        elif self._dump is None and self._repair is None:
+        elif self._flow is None:
             self._awaited.discard(rank)
             self._decide_when_heard()
         elif self._silent.pop(rank, None):
@@ -456,11 +461,11 @@ class Engine:
         """A second report. Word for word the same, or explained by an order, it says nothing new."""
         if not new.trusted:
             self._distrust(new.rank, f"says that its memory may be damaged: {new.fault}")
-        elif not (self._dump or self._repair) and any(getattr(old, name) != getattr(new, name) for name in _STATE_BEARING):
+        elif self._flow is None and any(getattr(old, name) != getattr(new, name) for name in _STATE_BEARING):
             self._distrust(new.rank, f"reported twice, and differently: step {old.step}, then step {new.step}")
 
     def _decide_when_heard(self) -> None:
-        if not self._awaited and self._dump is None and self._repair is None:
+        if not self._awaited and self._flow is None:
             self._decide()
 
     def _decide(self) -> None:
@@ -495,11 +500,11 @@ class Engine:
             return
         if order.kind is OrderKind.EXIT:
             self._left(order.rank)
-        elif flow := self._dump or self._repair:
+        elif (flow := self._flow) is not None:
             flow.done(order, event)
 
     def _on_tick(self, event: Tick) -> None:
-        flow = self._dump or self._repair
+        flow = self._flow
         if self._state is State.STOPPING and flow is not None:
             flow.tick()
         elif self._state is State.STOPPING and self._desk.now >= self._deadline:

@@ -41,9 +41,7 @@ class Stage(str, Enum):
     DONE = "done"
 
 
-def unrepairable(
-    faults: Iterable[Fault], roster: Roster, reports: Collection[int], silent: Collection[int]
-) -> str:
+def unrepairable(faults: Iterable[Fault], roster: Roster, reports: Collection[int], silent: Collection[int]) -> str:
     """Why these faults need more than a repair; "" when all ranks are there and every fault is of a known kind."""
     gone = roster.lost.keys() | roster.newcomers.keys()
     if gone:
@@ -220,6 +218,7 @@ class Repairs:
 
     def _given_up(self, step: int) -> str:
         """Counts one more try of these faults at this step; says why there must be none."""
+        self.heard(step + 1)
         own = {(fault.kind, fault.rank) for fault in self._desk.incident.faults if fault.own}
         signature = (step, tuple(sorted(own)))
         before = self._count.get(signature, 0)

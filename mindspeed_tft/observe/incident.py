@@ -117,7 +117,24 @@ class Recorder:
         """Writes the incident, with the engine's own view. None: there was none, or it was not written in time."""
         if self._opened is None:
             return None
-        report = {**self._report(closed, at), "engine": engine}
+        path, written = self._write(closed.outcome, closed.step, closed.summary, at, engine)
+        try:
+            return written.get(timeout=timeout)
+        except queue.Empty:
+            self._pen.complain(f"{path} was not written within {timeout:.0f} s")
+            return None
+
+    def recovered(self, recovered: t.Recovered, at: float, engine: dict[str, object]) -> Path:
+        """Writes an incident after which training goes on; waits for no disk. Where it will be."""
+        self._open(at)
+        path, _ = self._write(recovered.outcome, recovered.step, recovered.summary, at, engine)
+        return path
+
+    def _write(
+        self, outcome: str, step: int, summary: str, at: float, engine: dict[str, object]
+    ) -> tuple[Path, queue.SimpleQueue[Path]]:
+        assert self._opened is not None
+        report = {**self._report(outcome, step, summary, at), "engine": engine}
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._opened + self._offset))
         path = self._directory / f"incident-{stamp}-{self._epoch}.json"
         self._reset()
@@ -133,11 +150,7 @@ class Recorder:
             written.put(target)
 
         self._pen.submit(write)
-        try:
-            return written.get(timeout=timeout)
-        except queue.Empty:
-            self._pen.complain(f"{path} was not written within {timeout:.0f} s")
-            return None
+        return path, written
 
     def _open(self, at: float) -> None:
         if self._opened is None:
@@ -156,7 +169,7 @@ class Recorder:
 
         self._pen.submit(write)
 
-    def _report(self, closed: t.Closed, at: float) -> dict[str, Any]:
+    def _report(self, outcome: str, step: int, summary: str, at: float) -> dict[str, Any]:
         assert self._opened is not None
         t0 = self._opened
         notes = [(when, item) for when, item in self._items if isinstance(item, t.Note)]
@@ -166,9 +179,9 @@ class Recorder:
             "epoch": self._epoch,
             "opened": t0 + self._offset,
             "closed": at + self._offset,
-            "outcome": closed.outcome,
-            "step": closed.step,
-            "summary": closed.summary,
+            "outcome": outcome,
+            "step": step,
+            "summary": summary,
             "decision": [note.text for _, note in notes if note.stage.startswith(("decide", "decision", "plan"))],
             "seconds": stage_seconds([(when, note.stage) for when, note in notes], t0, at),
             "timeline": [
