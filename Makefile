@@ -21,7 +21,7 @@ venv:  ## build .venv: torch for CPU, megatron-core, this package (seconds when 
 ifeq ($(strip $(PYTHON)),)
 	@echo "error: no Python 3.11 or newer (with venv) found. Install one, or name it: make venv PYTHON=/path/to/python3.11" >&2; exit 1
 else
-	@"$(PYTHON)" scripts/setup_venv.py --venv $(VENV) --pip-args "$(PIP_ARGS)"
+	@"$(PYTHON)" scripts/setup_venv.py --venv $(VENV) --pip-args="$(PIP_ARGS)"
 endif
 
 demo: venv  ## kill a rank of a real Megatron job and show that no completed step is lost

@@ -67,13 +67,13 @@ def local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, kw
     session = runtime.session()
     if session is None or not inject.due("update", session.record.step):
         return wrapped(*args, **kwargs)
-    if not inject.breaks_off("update", session.record.step):
-        _reach("update")  # training goes on after it: half an update would pass for a whole one
-        return wrapped(*args, **kwargs)
     inner = instance.optimizer
     step = inner.step
 
     def half_a_step(*inner_args: Any, **inner_kwargs: Any) -> Any:
+        if not inject.breaks_off("update", session.record.step):
+            _reach("update")  # training goes on after it: half an update would pass for a whole one
+            return step(*inner_args, **inner_kwargs)
         for group in inner.param_groups:
             whole, group["params"] = group["params"], group["params"][: max(1, len(group["params"]) // 2)]
             try:

@@ -90,7 +90,7 @@ class Repair:
         """All orders of the stage are answered."""
         plan, everybody = self.plan, sorted(self._roster.alive)
         if self.stage is Stage.FINISH:
-            self._run(Stage.REGROUP, OrderKind.REGROUP, everybody, {"epoch": self.epoch})
+            self._run(Stage.REGROUP, OrderKind.REGROUP, everybody, {})
         elif self.stage is Stage.REGROUP:
             transfers = [str(transfer) for transfer in plan.transfers]
             self._run(Stage.REPAIR, OrderKind.REPAIR, plan.busy, {"transfers": transfers})
@@ -103,7 +103,10 @@ class Repair:
             self.stage = Stage.DONE
 
     def _run(self, stage: Stage, kind: OrderKind, to: Collection[int], payload: Payload) -> None:
-        """Begin a stage: the same order to each of these ranks. A stage without orders is over at once."""
+        """Begin a stage: the same order to each of these ranks. A stage without orders is over at once.
+
+        Each order names the stop it belongs to: who has heard of a later one must not carry it out any more.
+        """
         self.stage = stage
         if not to:
             self._advance()
@@ -112,7 +115,7 @@ class Repair:
         self._desk.note(f"{kind.value} to {ranks(to)}")
         self._end_of_stage = min(self._desk.now + self._deadlines.order, self._until)
         for rank in to:
-            order = self._desk.issue(rank, kind, {"step": self.plan.step, **payload})
+            order = self._desk.issue(rank, kind, {"step": self.plan.step, "epoch": self.epoch, **payload})
             self._pending[order.id] = order
 
     def _trust_again(self) -> None:

@@ -127,6 +127,7 @@ class Tick(Event):
 
 
 class OrderKind(str, Enum):
+    # Orders of a repair also name their epoch: a rank that has heard of a later stop refuses them.
     FINISH_UPDATE = "finish_update"  # payload: step. Complete the local update of S, no collective. Result: rng_end
     STAGE_SHARDS = "stage_shards"  # payload: step, directory, shards. Write own shards for a writer to read
     WRITE_PART = "write_part"  # payload: step, directory, part, sources (shard id -> "self" or "rank:<r>")

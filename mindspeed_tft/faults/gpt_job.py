@@ -195,7 +195,7 @@ def _log_steps(directory: Path) -> None:
     log = (directory / f"rank{os.environ['RANK']}.jsonl").open("a", buffering=1)
 
     def timed(*args: Any, **options: Any) -> Any:
-        begin, begin_wall = time.perf_counter(), time.time()
+        begin, begin_wall, cpu = time.perf_counter(), time.time(), time.process_time()
         result = train_step(*args, **options)
         end = time.perf_counter()
         record = {
@@ -205,6 +205,7 @@ def _log_steps(directory: Path) -> None:
             "end": end,
             "begin_wall": begin_wall,
             "end_wall": begin_wall + end - begin,
+            "cpu": cpu,  # of all threads of this rank, at the begin
         }
         log.write(json.dumps(record) + "\n")
         return result

@@ -228,7 +228,8 @@ def _degraded(seen: Evidence) -> tuple[str, ...]:
     if again:
         reasons.append(f"{again} completed steps had to be computed again")
     possible = possible_steps(seen.fired)
-    repaired = any(recovery.strategy != "dump" for recovery in seen.recoveries)  # then the first fault did not end it
+    # After a recovery the job went on, and it was a later fault that ended it.
+    repaired = any(recovery.strategy not in ("dump", "none") for recovery in seen.recoveries)
     if seen.saved not in possible and not repaired:
         wanted = " or ".join(str(step) for step in possible)
         reasons.append(f"step {seen.saved} was saved, the fault left step {wanted} to be saved")

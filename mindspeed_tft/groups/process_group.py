@@ -18,11 +18,14 @@ from torch.distributed import ProcessGroup
 
 from mindspeed_tft.groups import sockets, waiting
 
-COLLECTIVES = """allgather _allgather_base all_gather_single allgather_coalesced all_gather_single_coalesced
-allgather_into_tensor_coalesced allreduce allreduce_coalesced broadcast reduce gather scatter reduce_scatter
-_reduce_scatter_base reduce_scatter_single reduce_scatter_single_coalesced reduce_scatter_tensor_coalesced
-alltoall alltoall_base all_to_all_single barrier""".split()
-POINT_TO_POINT = "send recv recv_anysource".split()
+# Operations whose handle can be waited for in slices (measured, one by one): a slice that times out changes nothing.
+IN_SLICES = """allreduce allgather _allgather_base all_gather_single broadcast reduce gather scatter alltoall_base
+all_to_all_single barrier""".split()
+# All others. gloo builds a reduce-scatter and coalesced operations from others, and their handle ignores the time that
+# it is given; a timed wait for a send or receive closes the connection.
+ON_HELPER = """reduce_scatter _reduce_scatter_base reduce_scatter_single reduce_scatter_single_coalesced
+reduce_scatter_tensor_coalesced allreduce_coalesced allgather_coalesced all_gather_single_coalesced
+allgather_into_tensor_coalesced alltoall send recv recv_anysource""".split()
 
 
 class CommunicationAborted(RuntimeError):
@@ -186,7 +189,7 @@ class SwappableGroup(ProcessGroup):
         self._backend()._start_coalescing(device)
 
     def _end_coalescing(self, device: torch.device) -> _Work:
-        return _Work(self._backend()._end_coalescing(device), self, waiting.wait_in_slices)
+        return _Work(self._backend()._end_coalescing(device), self, waiting.wait_on_helper)
 
     def _get_sequence_number_for_group(self) -> int:
         return int(self._backend()._get_sequence_number_for_group())
@@ -212,9 +215,9 @@ def _forward(name: str, wait: Callable[[Any, waiting.Abort], None]) -> Callable[
     return operation
 
 
-for _name in COLLECTIVES:
+for _name in IN_SLICES:
     setattr(SwappableGroup, _name, _forward(_name, waiting.wait_in_slices))
-for _name in POINT_TO_POINT:
+for _name in ON_HELPER:
     setattr(SwappableGroup, _name, _forward(_name, waiting.wait_on_helper))
 
 

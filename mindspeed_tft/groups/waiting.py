@@ -1,9 +1,9 @@
 """Wait for a communication so that another thread can always end the wait.
 
-Two measured facts shape this file. A gloo *collective* may be waited for in slices: a slice that times out changes
-nothing. A gloo *send or receive* may not: its timed wait closes the connection. So collectives are waited for in
-slices on the calling thread (no hand-over, no cost), and sends and receives on a helper thread while the caller sleeps
-on a condition that an abort sets too.
+Two measured facts shape this file. Most gloo *collectives* may be waited for in slices: a slice that times out changes
+nothing. A *send or receive* may not (its timed wait closes the connection), nor a *reduce-scatter* (its handle waits
+for the operations that it is made of, however long). So the former are waited for in slices on the calling thread (no
+hand-over, no cost), the latter on a helper thread while the caller sleeps on a condition that an abort sets too.
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from datetime import timedelta
 from typing import Any
 
 SLICE = timedelta(milliseconds=50)  # longest time an abort can stay unseen by a rank blocked in a collective
+
+
+TIMED_OUT = "Operation timed out"  # how torch's wait begins to say that a slice is over
 
 
 class Abort:
@@ -67,9 +70,11 @@ def wait_in_slices(work: Any, abort: Abort) -> None:
         try:
             work.wait(SLICE)
             return
-        except RuntimeError:
+        except RuntimeError as exc:
+            if not str(exc).startswith(TIMED_OUT):
+                raise
             if work.is_completed():
-                work.wait()  # the slice may have ended just before the operation did: its own end is what counts
+                work.wait()  # the slice ended just before the operation did: its own end is what counts
                 return
         if abort.is_set:
             raise Interrupted(abort.reason)

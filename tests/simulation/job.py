@@ -32,6 +32,7 @@ class Job(Protocol):
 
     scenario: Scenario
     disk: Disk
+    ranks: list[SimRank]
 
     def after(self, seconds: float, action: Callable[[], None]) -> None: ...
     def jitter(self, most: float) -> float: ...
@@ -40,6 +41,8 @@ class Job(Protocol):
     def say(self, rank: SimRank, event: Event) -> None: ...
     def collective(self, rank: SimRank, name: str) -> Collective: ...
     def died(self, rank: SimRank, message: str) -> None: ...
+    def meeting(self, rank: SimRank, order: Order) -> Meeting: ...
+    def resumed(self, rank: SimRank, step: int) -> None: ...
     def violation(self, text: str) -> None: ...
 
 
@@ -74,6 +77,25 @@ class Collective:
                 self.job.after(self.job.jitter(0.2), lambda rank=rank: rank.peer_lost(self))
 
 
+TOGETHER = (OrderKind.REGROUP, OrderKind.REPAIR, OrderKind.ROLLBACK)  # carried out with others, or not at all
+REPAIRING = (*TOGETHER, OrderKind.RESUME)  # a fault of the rank's own ends these
+
+
+@dataclass
+class Meeting:
+    """An order that several ranks carry out together: nobody ends it before all have come."""
+
+    job: Job
+    members: int
+    arrived: list[tuple[SimRank, Callable[[], None]]] = field(default_factory=list)
+
+    def arrive(self, rank: SimRank, go_on: Callable[[], None]) -> None:
+        self.arrived.append((rank, go_on))
+        if len(self.arrived) == self.members:
+            for _, then in self.arrived:
+                self.job.after(self.job.jitter(0.1), then)
+
+
 class SimRank:
     """One rank: its place in the step, its shards, its orders."""
 
@@ -87,10 +109,15 @@ class SimRank:
         self.alive, self.trusted, self.hung, self.finished = True, True, False, False
         self.damaged = False  # the device refuses to read its shards
         self.stopping = self.held = False
+        self.stop_epoch = 0  # the last stop that it heard
+        self.group_epoch = 0  # of its process groups
         self.fault = ""
         self.inside: Collective | None = None
         self.link = Link()
         self.spell = ""  # what the next order suffers: "fail", "slow"
+        self._report_due = False
+        self._hurt = 0  # memory faults so far
+        self._turn = 0  # grows when the running order is over
         self._life = 0  # grows when what was going on here is over
         self._orders: list[Order] = []
         self._busy = False
@@ -201,17 +228,27 @@ class SimRank:
         if not self.alive:
             return
         self.trusted, self.damaged = False, True
+        self._hurt += 1
         self._set(None)
         self.crash("memory", "uncorrectable error at 0x7f")
         if self.held:
             self.job.say(self, FaultSeen(0.0, self.number, "memory", "uncorrectable error at 0x7f", own=True))
+
+    def break_link(self) -> None:
+        text = "LINK ERROR on eth0"
+        if self.alive and self.held:
+            self.fault = text
+            self.job.say(self, FaultSeen(0.0, self.number, "link", text, own=True))
+            self._abort_order("the link is broken")
+        else:
+            self.crash("link", text)
 
     def terminate(self) -> None:
         """A signal asks the rank to end. Its state is whole."""
         if self.alive and not self.held:
             self.fault = "received SIGTERM"
             self.job.say(self, FaultSeen(0.0, self.number, "terminated", self.fault, own=True))
-            self.stop()
+            self._stop_now()
 
     def peer_lost(self, where: Collective) -> None:
         if self.alive and self.inside is where and not self.hung:
@@ -221,7 +258,26 @@ class SimRank:
             self.stopping = True
             self.hold()
 
-    def stop(self) -> None:
+    def stop(self, epoch: int) -> None:
+        """Told to stop. Who waits for orders already reports once more, and refuses those of an older stop."""
+        if not self.alive or self.hung or epoch <= self.stop_epoch:
+            return
+        self.stop_epoch = epoch
+        if not self.held:
+            self._stop_now()
+            return
+        self._report_due = True
+        self._abort_order("stopped once more")
+        self._then(0.05, self._work)
+
+    def _abort_order(self, why: str) -> None:
+        """Comes out of what it does with others, as out of a collective."""
+        order = self._now
+        if order is not None and order.kind in REPAIRING:
+            turn = self._turn = self._turn + 1
+            self.job.after(self.job.jitter(0.05), lambda: self._end(turn, order, why, False))
+
+    def _stop_now(self) -> None:
         if not self.alive or self.stopping or self.hung:
             return
         self.stopping = True
@@ -248,6 +304,7 @@ class SimRank:
         self._then(0.05, self._report)
 
     def _report(self) -> None:
+        self._report_due = False
         early = self.job.scenario.early_rng and self.commit is not Commit.NONE
         known = early or self.update is not Update.UNTOUCHED
         report = RankReport(
@@ -259,6 +316,7 @@ class SimRank:
             self.trusted,
             self._rng(self.step - 1),
             self._rng(self.step) if known else "",
+            self.stop_epoch,
         )
         self.job.say(self, Reported(0.0, report))
         self.job.reach(self, "reported")
@@ -285,7 +343,12 @@ class SimRank:
         self._work()
 
     def _work(self) -> None:
-        if self._busy or self.hung or not self.alive or not self._orders:
+        if self._busy or self.hung or not self.alive:
+            return
+        if self._report_due and self.held:
+            self._report()
+            return
+        if not self._orders:
             return
         if not self.held and self._orders[0].kind is not OrderKind.EXIT:
             return
@@ -296,15 +359,30 @@ class SimRank:
         spell, self.spell = self.spell, ""
         begun = self._begin(order)
         seconds = 12.0 if spell == "slow" else self.job.jitter(0.3)
-        self.job.after(seconds, lambda: self._end(order, begun, spell == "fail"))
+        turn = self._turn = self._turn + 1
+        end = self._ender(turn, order, begun, spell == "fail")
+        if order.kind in TOGETHER and spell != "fail" and not begun:
+            self.job.after(seconds, lambda: self._meet(turn, order, end))
+        else:
+            self.job.after(seconds, end)
+
+    def _ender(self, turn: int, order: Order, begun: str, fails: bool) -> Callable[[], None]:
+        hurt = self._hurt
+        return lambda: self._end(turn, order, begun, fails or (self._hurt > hurt and order.kind in REPAIRING))
+
+    def _meet(self, turn: int, order: Order, end: Callable[[], None]) -> None:
+        if turn == self._turn and self.alive and not self.hung:
+            self.job.meeting(self, order).arrive(self, end)
 
     def _begin(self, order: Order) -> str:
         """The first half of an order; returns what is wrong with it."""
         payload: dict[str, Any] = order.payload
+        if payload.get("epoch", self.stop_epoch) < self.stop_epoch:
+            return "superseded"
         if order.kind is OrderKind.FINISH_UPDATE:
             if self.gradients != payload["step"] or self.step != payload["step"] or self.update is not Update.UNTOUCHED:
                 self.job.violation(f"rank {self.number} told to finish {payload['step']} at {self.step}/{self.update}")
-            self.update = Update.DIRTY
+            self.commit, self.update = Commit.PASSED, Update.DIRTY
             self._set(None)
         elif order.kind is OrderKind.PUBLISH:
             if self.job.disk.exists(payload["step"]):
@@ -313,9 +391,10 @@ class SimRank:
                 return "a part is missing or torn"
         return ""
 
-    def _end(self, order: Order, begun: str, fails: bool) -> None:
-        if not self.alive or self.hung:
+    def _end(self, turn: int, order: Order, begun: str, fails: bool) -> None:
+        if not self.alive or self.hung or turn != self._turn:
             return
+        self._turn += 1
         self._now = None
         result: dict[str, str] = {}
         message = "input/output error" if fails else begun if begun != "exists" else ""
@@ -331,6 +410,8 @@ class SimRank:
             self.job.say(self, done)
             if order.kind is OrderKind.EXIT:
                 self._exit(order)
+            elif order.kind is OrderKind.RESUME and done.ok:
+                self._resume()
             self._work()
 
     def _carry_out(self, order: Order, begun: str, result: dict[str, str]) -> str:
@@ -340,6 +421,7 @@ class SimRank:
             self.commit, self.update = Commit.PASSED, Update.DONE
             if self.trusted:
                 self._set(payload["step"])
+                self.completed = payload["step"]
             result["rng_end"] = self._rng(self.step)
         elif order.kind is OrderKind.STAGE_SHARDS:
             if self.damaged:
@@ -358,7 +440,44 @@ class SimRank:
             published.tracked = self.alive
         elif order.kind is OrderKind.DISCARD:
             disk.discard(payload["directory"])
+        elif order.kind is OrderKind.REGROUP:
+            self.group_epoch = payload["epoch"]
+        elif order.kind is OrderKind.REPAIR:
+            return self._receive(payload["step"], payload["transfers"])
+        elif order.kind is OrderKind.ROLLBACK:
+            if self.damaged:
+                return "uncorrectable error"
+            self.step = self.completed = self.gradients = payload["step"]
+            self.commit, self.update = Commit.PASSED, Update.DONE
+        elif order.kind is OrderKind.RESUME:
+            if self.damaged:
+                return "uncorrectable error"
+            self.job.resumed(self, payload["step"])
         return ""
+
+    def _receive(self, step: int, transfers: list[str]) -> str:
+        """Takes whatever its sources have: the oracle says whether that was right."""
+        mine = [transfer.split("|") for transfer in transfers]
+        for shard, source, target in mine:
+            giver = self.job.ranks[int(source)]
+            if self.number not in (int(source), int(target)):
+                continue
+            if giver.damaged or not giver.alive:
+                return f"rank {source} cannot give {shard}"
+            if int(target) == self.number:
+                self.versions[shard] = giver.versions[shard]
+        if {shard for shard, _, target in mine if int(target) == self.number} == set(self.versions):
+            self.trusted, self.damaged = True, False
+            self.step = self.completed = self.gradients = step
+            self.commit, self.update = Commit.PASSED, Update.DONE
+        return ""
+
+    def _resume(self) -> None:
+        """On with the next step: nothing of the broken one is left."""
+        self._life += 1
+        self.stopping = self.held = False
+        self.fault = ""
+        self.begin_step()
 
     def _write(self, payload: dict[str, Any]) -> str:
         here = self.job.disk.directory(payload["directory"])

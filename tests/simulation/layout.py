@@ -21,6 +21,11 @@ FIRST_FAULTS = ("kill", "kill_host", "raise", "memory", "terminate")
 LATER_FAULTS = ("kill", "kill", "kill_host", "fail", "hang", "slow", "cut", "memory")
 
 
+REPAIR_KINDS = ("finish_update", "regroup", "repair", "rollback", "resume")
+REPAIR_POINTS = tuple(f"{when}:{kind}" for kind in REPAIR_KINDS for when in ("order", "done"))
+REPAIRABLE_FAULTS = ("memory", "link", "flap")  # flap: a torn connection, and nobody knows whose fault it is
+
+
 @dataclass(frozen=True)
 class Fault:
     """`what` happens to the `count`-th rank that comes to `point`, `delay` seconds after it came there."""
@@ -92,4 +97,5 @@ class Scenario:
     last_step: int = 1_000_000
     reborn: bool = False  # a new process registers in the place of a killed one
     early_rng: bool = True  # ranks know the digest of the end of a step when its commit begins
+    retry: bool = False  # faults may be repaired online
     drifted: int = -1  # a rank whose random state left the others

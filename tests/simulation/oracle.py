@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from mindspeed_tft.engine.machine import State
+
 from .disk import Published
-from .layout import DEADLINES, TICK
+from .layout import DEADLINES, REPAIRABLE_FAULTS, TICK
 from .simulation import Simulation
 
 _ENDS_WITHIN = DEADLINES.stop + DEADLINES.dump + DEADLINES.exit + 4 * TICK
+_REPAIR_ENDS_WITHIN = _ENDS_WITHIN + DEADLINES.stop + DEADLINES.dump  # and then perhaps a dump
 _HARMLESS = ("cut",)  # a connection that comes back costs no attempt
 
 
@@ -19,6 +22,7 @@ def judge(simulation: Simulation) -> list[str]:
     found += _no_step_lost(simulation)
     found += _honest(simulation)
     found += _saved_where_possible(simulation)
+    found += _repaired_where_possible(simulation)
     return found
 
 
@@ -36,8 +40,14 @@ def _ends(simulation: Simulation) -> list[str]:
     if simulation.stopped_at is None:
         silenced = simulation.closed or simulation.scenario.weather.loss  # training ended, or no word came through
         return [] if silenced else ["nobody was stopped"]
+    words_lost = simulation.recovered and simulation.scenario.weather.loss
+    if words_lost and simulation.engine.state is State.TRAINING:
+        return []  # the goodbye of a rank was among them
     if len(simulation.closed) != 1:
         return [f"closed {len(simulation.closed)} times, state {simulation.engine.state.value}"]
+    if simulation.scenario.retry:
+        spent = [end - begin for begin, end in simulation.incidents]
+        return [f"took {took:.1f} s" for took in spent if took > _REPAIR_ENDS_WITHIN]
     took = simulation.closed[0][0] - simulation.stopped_at
     return [] if took <= _ENDS_WITHIN else [f"took {took:.1f} s, allowed {_ENDS_WITHIN:.1f} s"]
 
@@ -66,6 +76,8 @@ def _random_state(simulation: Simulation, part: str, step: int) -> str:
 def _no_step_lost(simulation: Simulation) -> list[str]:
     """S is not below what any live rank completed that could be heard, nor above what the world committed."""
     step = simulation.engine.step
+    if simulation.scenario.retry:  # judged at each decision
+        return []
     if step < 0 or not simulation.decided_on:
         return []
     ranks = simulation.ranks
@@ -87,6 +99,8 @@ def _honest(simulation: Simulation) -> list[str]:
     if closed.outcome in ("dumped", "exists") and closed.step not in on_disk:
         found.append(f"{closed.outcome} step {closed.step}, on disk: {on_disk}")
     codes = {code for rank in simulation.ranks for code in rank.exit_codes}
+    if closed.outcome == "finished":
+        return [f"finished, but ranks left with {codes}"] if codes else []
     if closed.outcome == "failed" and codes - {76}:
         found.append(f"failed, but ranks left with {codes}")
     if not simulation.scenario.weather.loss and simulation.stopped_at is not None:
@@ -108,4 +122,20 @@ def _saved_where_possible(simulation: Simulation) -> list[str]:
     outcome = simulation.closed[0][1].outcome
     if safe and len(costly) <= 2 and not nothing and not over and outcome not in ("dumped", "exists"):
         return [f"every shard had an unharmed holder, but: {simulation.closed[0][1].summary}"]
+    return []
+
+
+def _repaired_where_possible(simulation: Simulation) -> list[str]:
+    """With an unharmed holder of every shard and few faults, all repairable, training goes on to its end."""
+    scenario, struck = simulation.scenario, [fault for _, fault in simulation.struck if fault.what not in _HARMLESS]
+    if not scenario.retry or scenario.weather.loss or scenario.weather.reorder or len(simulation.closed) != 1:
+        return []
+    if any(fault.what not in REPAIRABLE_FAULTS for fault in struck) or len(struck) > 3:
+        return []
+    holders = scenario.layout.holders()
+    safe = all(any(rank not in simulation.harmed for rank in of_shard) for of_shard in holders.values())
+    closed = simulation.closed[0][1]
+    over = "finished training" in closed.summary
+    if safe and not over and closed.outcome != "finished":
+        return [f"every fault could be repaired, but: {closed.summary}"]
     return []

@@ -9,6 +9,8 @@ from .layout import (
     FIRST_FAULTS,
     LATER_FAULTS,
     RECOVERY_POINTS,
+    REPAIR_POINTS,
+    REPAIRABLE_FAULTS,
     STEP_POINTS,
     Fault,
     Layout,
@@ -63,3 +65,38 @@ def _later(rng: random.Random, layout: Layout) -> Fault:
     point = rng.choice(points)
     most = layout.world_size if point in ("stopping", "reported") else 3
     return Fault(what, point, rng.randint(1, most), rng.choice((0.0, 0.0, rng.random() * 0.3)))
+
+
+def draw_retry(seed: int, weather: Weather = CALM, layout: Layout | None = None) -> Scenario:
+    """A job that may repair: repairable faults in several steps and in repairs, and sometimes something worse."""
+    rng = random.Random(seed * 104_729 + 3)
+    layout = layout or rng.choice(LAYOUTS)
+    worse = rng.random() < 0.4
+    faults = [_repairable(rng, layout) for _ in range(rng.choice((1, 1, 2, 3, 5)))]
+    faults += [_in_repair(rng, layout, worse) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
+    if worse:
+        faults.append(rng.choice((_first, _later))(rng, layout))
+    first_step = rng.choice((1, 1, 41))
+    return Scenario(
+        seed,
+        layout,
+        tuple(faults),
+        weather,
+        first_step=first_step,
+        last_step=first_step + rng.choice((2, 4, 6)),
+        reborn=rng.random() < 0.2,
+        early_rng=rng.random() < 0.5,
+        retry=True,
+    )
+
+
+def _repairable(rng: random.Random, layout: Layout) -> Fault:
+    point = f"{rng.choice(STEP_POINTS)}@{rng.choice((1, 2, 2, 3, 4))}"
+    delay = rng.choice((0.0, rng.random() * 0.05))
+    return Fault(rng.choice(REPAIRABLE_FAULTS), point, rng.randint(1, rng.choice((1, 1, 2)) * layout.world_size), delay)
+
+
+def _in_repair(rng: random.Random, layout: Layout, worse: bool) -> Fault:
+    what = rng.choice(("memory", "link", "cut", "fail", "slow", *(LATER_FAULTS if worse else ())))
+    points = REPAIR_POINTS if what in ("fail", "slow") else ("stopping", "reported", *REPAIR_POINTS)
+    return Fault(what, rng.choice(points), rng.randint(1, layout.world_size), rng.choice((0.0, rng.random() * 0.3)))

@@ -14,7 +14,9 @@ from mindspeed_tft.engine.types import (
     Event,
     Heartbeat,
     Order,
+    OrderKind,
     RankLost,
+    Recovered,
     Registered,
     Reported,
     Stop,
@@ -22,7 +24,7 @@ from mindspeed_tft.engine.types import (
 )
 
 from .disk import Disk
-from .job import Collective, SimRank
+from .job import Collective, Meeting, SimRank
 from .layout import DEADLINES, TICK, Fault, Scenario
 
 
@@ -33,7 +35,8 @@ class Simulation:
         self.scenario = scenario
         self.random = random.Random(scenario.seed)
         self.disk = Disk()
-        self.engine = Engine(DEADLINES, scenario.layout.world_size)
+        strategies = frozenset({"dump", "retry"} if scenario.retry else {"dump"})
+        self.engine = Engine(DEADLINES, scenario.layout.world_size, strategies=strategies)
         self.ranks = [SimRank(self, info) for info in scenario.layout.infos()]
         self.now = 0.0
         self.violations: list[str] = []
@@ -50,8 +53,13 @@ class Simulation:
         for fault in scenario.faults:
             self._armed.setdefault(fault.point, []).append(fault)
         self._reached: dict[str, int] = {}
-        self._collectives: dict[tuple[str, int, str], Collective] = {}
+        self._collectives: dict[tuple[str, int, str, int], Collective] = {}
         self._heard: set[int] = set()
+        self._epoch = 0  # of the last stop
+        self._meetings: dict[tuple[OrderKind, int], Meeting] = {}
+        self.incidents: list[list[float]] = []  # begin and end of each
+        self.recovered: list[tuple[float, Recovered]] = []
+        self._resumed: dict[int, int] = {}  # epoch -> the step from which ranks went on
 
     # ------------------------------------------------------------------------------------------------ running
 
@@ -82,30 +90,71 @@ class Simulation:
         self.after(TICK, self._tick)
 
     def _feed(self, event: Event) -> None:
-        if isinstance(event, Reported):
+        if isinstance(event, Reported) and event.report.epoch in (self._epoch, 0 if self._epoch <= 1 else -1):
             self._heard.add(event.report.rank)
-        before = self.engine.state
+        before, decided = self.engine.state, self.engine.step >= 0
         actions = self.engine.handle(replace(event, at=self.now))
         if self.decided_at > self.now and self.engine.step > 0:
             self.decided_at = self.now
             self.decided_on = {rank for rank in self._heard if self.ranks[rank].alive}
+        if self.scenario.retry and not decided and self.engine.step >= 0:
+            self._judge_decision(self.engine.step)
         if self.engine.state is not before:
             self.timeline.append((self.now, self.engine.state.value))
         for action in actions:
             self._do(action)
+
+    def _judge_decision(self, step: int) -> None:
+        """S against the true state, at every decision: a repair changes that state."""
+        heard = [self.ranks[number] for number in self._heard if self.ranks[number].alive]
+        best = max((rank.completed for rank in heard if rank.trusted), default=0)
+        committed = max(rank.gradients for rank in self.ranks)
+        if not best <= step <= committed:
+            self.violation(f"S = {step}, but a live rank had completed {best}, and {committed} was committed")
+
+    def resumed(self, rank: SimRank, step: int) -> None:
+        """A rank leaves the repair: clean, at S, and everybody at the same S."""
+        if rank.damaged or not rank.trusted or rank.step != step or set(rank.versions.values()) != {step}:
+            self.violation(f"rank {rank.number} resumes after {step} with {rank.versions} at {rank.step}")
+        if self._resumed.setdefault(rank.group_epoch, step) != step:
+            self.violation(f"rank {rank.number} resumes after {step}, others after {self._resumed[rank.group_epoch]}")
+
+    def meeting(self, rank: SimRank, order: Order) -> Meeting:
+        epoch = int(str(order.payload.get("epoch", rank.group_epoch)))
+        members = self.scenario.layout.world_size
+        if order.kind is OrderKind.REPAIR:
+            members = len({end for transfer in list(order.payload["transfers"]) for end in transfer.split("|")[1:]})  # type: ignore[arg-type]
+        return self._meetings.setdefault((order.kind, epoch), Meeting(self, members))
 
     def _do(self, action: Action) -> None:
         if self.closed and not isinstance(action, (Stop, Order, Closed)):
             return
         if isinstance(action, Stop):
             self.stopped_at = self.now if self.stopped_at is None else self.stopped_at
+            if action.epoch > self._epoch:
+                self._new_stop(action.epoch)
             for number in action.ranks:
-                self._tell(self.ranks[number], self.ranks[number].stop)
+                self._tell(self.ranks[number], lambda number=number: self.ranks[number].stop(action.epoch))  # type: ignore[misc]
         elif isinstance(action, Order):
             rank = self.ranks[action.rank]
             self._tell(rank, lambda: rank.order(action))
         elif isinstance(action, Closed):
             self.closed.append((self.now, action))
+            self._incident_ends()
+        elif isinstance(action, Recovered):
+            self.recovered.append((self.now, action))
+            self._incident_ends()
+
+    def _new_stop(self, epoch: int) -> None:
+        if epoch > 1:  # those who reported of their own accord before the first stop are heard
+            self._heard.clear()
+        self._epoch = epoch
+        if not self.incidents or len(self.incidents[-1]) == 2:
+            self.incidents.append([self.now])
+
+    def _incident_ends(self) -> None:
+        if self.incidents and len(self.incidents[-1]) == 1:
+            self.incidents[-1].append(self.now)
 
     # ------------------------------------------------------------------------------------------------ the job's world
 
@@ -124,7 +173,7 @@ class Simulation:
 
     def collective(self, rank: SimRank, name: str) -> Collective:
         group = "world" if name in ("clip", "commit") else rank.info.part
-        key = (name, rank.step, group)
+        key = (name, rank.step, group, rank.group_epoch)
         if key not in self._collectives:
             layout = self.scenario.layout
             self._collectives[key] = Collective(self, name, layout.world_size if group == "world" else layout.d)
@@ -155,7 +204,7 @@ class Simulation:
                     self._strike(rank, fault)
 
     def _strike(self, rank: SimRank, fault: Fault) -> None:
-        if not rank.alive:
+        if not rank.alive or (fault.what == "flap" and rank.inside is None):
             return
         self.struck.append((self.now, fault))
         self.harmed.add(rank.number)
@@ -172,6 +221,10 @@ class Simulation:
             rank.terminate()
         elif fault.what == "memory":
             rank.damage()
+        elif fault.what == "link":
+            rank.break_link()
+        elif fault.what == "flap" and rank.inside is not None:
+            rank.peer_lost(rank.inside)
         elif fault.what == "hang":
             rank.hung = True
         elif fault.what in ("fail", "slow"):
@@ -240,7 +293,7 @@ class Simulation:
 
     def _reconnect(self, rank: SimRank) -> None:
         link = rank.link
-        if not rank.alive:
+        if not rank.alive and not rank.finished:
             return
         link.up = True
         self.say(rank, Registered(0.0, rank.info))

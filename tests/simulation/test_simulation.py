@@ -128,9 +128,9 @@ def test_a_fault_before_everybody_registered_ends_the_job_without_a_dump() -> No
 # ------------------------------------------------------------------------------------------------ size
 
 
-def large_run(layout: Layout, faults: tuple[Fault, ...]) -> tuple[Simulation, list[tuple[float, str]]]:
+def large_run(layout: Layout, faults: tuple[Fault, ...], **more: Any) -> tuple[Simulation, list[tuple[float, str]]]:
     """The run, and for each event the CPU seconds that the engine took: other load on the machine must not matter."""
-    simulation = Simulation(Scenario(7, layout, faults))
+    simulation = Simulation(Scenario(7, layout, faults, **more))
     handle = simulation.engine.handle
     took: list[tuple[float, str]] = []
 

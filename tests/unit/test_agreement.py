@@ -168,3 +168,16 @@ def test_whatever_is_said(world: dict[int, tuple[State, bool]], registered: set[
     ]
     if found.provable:
         assert found.step == max(completed(report) for report in sound)
+
+
+def test_the_start_can_be_offered_to_go_back_to() -> None:
+    first = reports((1, N, U), (1, E, U), (0, P, D), (1, N, U), untrusted=(3,))
+    found = agree(first, range(5), start=True)
+    assert found.step == 0 and found.provable
+    assert [found.offers[rank].means for rank in range(5)] == [REWIND, REWIND, AS_IS, NONE, NONE]
+    assert not any(agree(first, range(5)).offers.values())  # there is nothing to save
+
+
+def test_no_start_is_offered_where_nothing_is_proved() -> None:
+    found = agree(reports((1, N, U), untrusted=(0,)), range(1), start=True)
+    assert not found.provable and not found.offers[0]

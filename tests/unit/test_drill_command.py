@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 from mindspeed_tft.cli import demo, drill
 from mindspeed_tft.cli.main import app
 from mindspeed_tft.cli.progress import LineListener
-from mindspeed_tft.faults import rehearsal
+from mindspeed_tft.faults import jobs, rehearsal
 from mindspeed_tft.faults.rehearsal import Plan, Report, StepLog, read_steps, saved_step, stage_seconds
 from mindspeed_tft.faults.spec import parse_fault, parse_layout
-from mindspeed_tft.faults.verdict import Compared, Evidence, Verdict, judge
+from mindspeed_tft.faults.verdict import Compared, Evidence, Recovery, Verdict, judge
 
 KEYS = {
     "verdict",
@@ -67,7 +67,8 @@ def _report(tmp_path: Path, **change: Any) -> Report:
         (["--fault", "kil@1:7"], "--fault 'kil@1:7': unknown kind 'kil'"),
         (["--fault", "kill@9:7"], "ranks 0 to 3"),
         (["--layout", "dp4x"], "--layout 'dp4x'"),
-        (["--preset", "retry"], "not available yet; available: dump"),
+        (["--preset", "elastic"], "not available yet; available: dump retry"),
+        (["--preset", "dump", "--fault", "uce@1:7"], "available: kill term segv exc"),
         (["--replicas", "3"], "fitting: 1 2 4"),
         (["--dtype", "fp8"], "known: fp32 bf16 fp16"),
         (["--steps", "1"], "expected 3 to 100"),
@@ -83,6 +84,33 @@ def test_bad_arguments_end_at_once_with_status_2(arguments: list[str], named: st
     ended = CliRunner().invoke(app, ["drill", *arguments], env={"COLUMNS": "300", "TERM": "dumb"})
     assert ended.exit_code == 2
     assert named in " ".join(ended.output.replace("│", " ").split())
+
+
+def test_the_fault_that_nobody_named_fits_the_preset() -> None:
+    for preset, fault in (("dump", "kill@1:7:backward"), ("retry", "uce@1:7:backward")):
+        plan = drill.make_plan(preset=preset)
+        assert (plan.preset, plan.faults) == (preset, (parse_fault(fault),))
+        assert ("--enable-hbmfault-repair" in rehearsal.plugin_flags(plan)) is (preset == "retry")
+        assert "--enable-hbmfault-repair" not in rehearsal.stock_flags(plan)
+
+
+@pytest.mark.parametrize(
+    ("faults", "save", "evaluation"),
+    [
+        (["uce@1:7:forward"], 13, (1000, 0)),
+        (["uce@1:7:save"], 7, (1000, 0)),
+        (["uce@1:7:eval"], 13, (7, 2)),
+        (["uce@1:6:save", "link@1:9:save", "uce@0:8:eval"], 3, (8, 2)),
+    ],
+)
+def test_the_job_saves_and_evaluates_where_a_fault_needs_it(
+    faults: list[str], save: int, evaluation: tuple[int, int]
+) -> None:
+    plan = drill.make_plan(preset="retry", faults=faults)
+    assert rehearsal.save_interval(plan) == save
+    flags = rehearsal.stock_flags(plan)
+    found = tuple(int(flags[flags.index(name) + 1]) for name in ("--eval-interval", "--eval-iters"))
+    assert found == evaluation
 
 
 def test_arguments_after_two_dashes_are_for_megatron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -165,6 +193,118 @@ def test_the_steps_that_ranks_ended_are_read_and_a_torn_line_is_not(tmp_path: Pa
     assert read_steps(tmp_path / "none") == StepLog({})
     assert StepLog({}).completed == 0
     assert StepLog({}).first() is None
+
+
+def _steps(*records: tuple[int, int, int, float, float]) -> StepLog:
+    """From (rank, step, pid, begin, end)."""
+    found: dict[int, list[dict[str, Any]]] = {}
+    for rank, step, pid, begin, end in records:
+        found.setdefault(rank, []).append({"step": step, "pid": pid, "begin_wall": begin, "end_wall": end})
+    return StepLog({rank: tuple(lines) for rank, lines in found.items()})
+
+
+@pytest.mark.parametrize(
+    ("records", "again", "restarted"),
+    [
+        ([(0, 7, 1, 1.0, 2.0), (1, 7, 2, 1.1, 2.1), (0, 8, 1, 2.0, 3.0)], 0, ()),
+        ([(0, 7, 1, 1.0, 2.0), (0, 7, 1, 3.0, 4.0)], 1, ()),
+        ([(0, 7, 1, 1.0, 2.0), (1, 7, 2, 3.0, 4.0)], 1, ()),  # also when it is another rank that computes it again
+        ([(0, 6, 1, 1.0, 2.0), (0, 7, 1, 2.0, 3.0), (0, 6, 1, 4.0, 5.0), (0, 7, 1, 5.0, 6.0)], 2, ()),
+        ([(0, 7, 1, 1.0, 2.0), (1, 6, 2, 0.0, 1.0), (1, 7, 9, 1.0, 2.0)], 0, (1,)),
+    ],
+)
+def test_completed_steps_that_were_computed_again_are_counted(
+    records: list[tuple[int, int, int, float, float]], again: int, restarted: tuple[int, ...]
+) -> None:
+    found = _steps(*records)
+    assert (found.computed_again, found.restarted) == (again, restarted)
+
+
+def test_the_first_step_after_a_fault_is_one_that_began_after_it() -> None:
+    log = _steps(
+        (0, 6, 1, 1.0, 2.0), (0, 7, 1, 2.0, 4.0), (0, 8, 1, 6.0, 7.0), (1, 8, 2, 6.1, 7.5), (0, 9, 1, 8.0, 9.0)
+    )
+    assert log.first(after=3.0) == (8, 6.0, 7.5)  # the fault fell into step 7, which rank 0 ended
+    assert log.first(after=8.5) is None
+
+
+def test_incidents_are_read_in_their_order_with_the_way_out(tmp_path: Path) -> None:
+    directory = tmp_path / rehearsal.INCIDENTS
+    directory.mkdir()
+    told = [("z", "retried", 6, 1.0), ("b", "dumped", 8, 3.0), ("c", "failed", -1, 2.0)]
+    for name, outcome, step, opened in told:
+        content = {"outcome": outcome, "step": step, "opened": opened}
+        (directory / f"incident-{name}.json").write_text(json.dumps(content))
+    found = [rehearsal.recovery_of(incident) for _, incident in rehearsal.read_incidents(tmp_path)]
+    assert found == [Recovery("retry", 6), Recovery("none", -1), Recovery("dump", 8)]
+
+
+def test_where_the_job_goes_on_nothing_is_rebooted_or_dumped() -> None:
+    incident = {"opened": 100.25, "closed": 101.0, "seconds": {"stop": 0.1, "repair": 0.2, "rollback": 0.3}}
+    found = stage_seconds(100.0, incident, (7, 101.0, 101.5), rebooted=False)
+    assert (found["detect"], found["repair"], found["rollback"]) == (0.25, 0.2, 0.3)
+    assert (found["first_step"], found["total"]) == (0.5, 1.5)
+    assert (found["reboot"], found["dump"]) == (None, None)
+
+
+class _Silent:
+    """A listener that shows nothing."""
+
+    def stage(self, name: str, text: str, first: int, last: int) -> None: ...
+    def step(self, number: int) -> None: ...
+    def done(self, text: str) -> None: ...
+
+
+@pytest.mark.parametrize("status", [0, 1])
+def test_a_job_that_goes_on_is_compared_at_its_end_and_one_that_ends_is_resumed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, status: int
+) -> None:
+    """The jobs are played; what they leave behind is real."""
+    plan = drill.make_plan(preset="retry")
+    (fault,) = plan.faults
+    run: list[str] = []
+
+    def play(job: Any, progress: Any) -> jobs.Ended:
+        run.append(job.name)
+        code = _leave_behind(tmp_path, plan, status) if job.name == "broken" else 0
+        return jobs.Ended(job.name, code, 1.0, 0.0, tmp_path / "log")
+
+    def same(what: str, expected: Path, found: Path) -> Compared:
+        run.append(f"{what} {found.relative_to(tmp_path)}")
+        return Compared(what, 37, 1000, 0)
+
+    monkeypatch.setattr(rehearsal.jobs, "run", play)
+    monkeypatch.setattr(rehearsal, "_compared", same)
+    monkeypatch.setattr(rehearsal.Rehearsal, "reference", lambda self: tmp_path / "reference")
+    report = rehearsal.rehearse(plan, tmp_path, tmp_path / "cache", _Silent())
+    content = report.as_json()
+    assert content["faults_fired"] == [str(fault)]
+    if status == 0:
+        assert run == ["broken", "end dump/iter_0000012"]
+        assert (content["verdict"], content["strategy"], content["resumed_at"]) == ("exact", "retry", 6)
+        assert (content["steps_lost"], content["processes_restarted"], content["dump"]) == (0, [], None)
+        assert content["seconds"]["total"] == 2.5
+    else:
+        assert run == ["broken", "resumed", "dump dump/iter_0000006", "end final/iter_0000012"]
+        assert (content["verdict"], content["strategy"], content["resumed_at"]) == ("degraded", "dump", 6)
+        assert "exit status 1" in content["reasons"][0]
+
+
+def _leave_behind(work: Path, plan: Plan, status: int) -> int:
+    saved, outcome = (plan.steps, "retried") if status == 0 else (6, "dumped")
+    save, steps = work / "dump", work / "broken-steps"
+    (save / f"iter_{saved:07d}").mkdir(parents=True)
+    (save / "latest_checkpointed_iteration.txt").write_text(str(saved))
+    incident = {"outcome": outcome, "step": 6, "opened": 10.5, "closed": 11.0, "seconds": {}, "decision": ["S = 6"]}
+    (save / rehearsal.INCIDENTS).mkdir()
+    (save / rehearsal.INCIDENTS / "incident-1.json").write_text(json.dumps(incident))
+    (work / "faults.jsonl").write_text(json.dumps({"fault": str(plan.faults[0]), "wall": 10.0}) + "\n")
+    steps.mkdir()
+    ended = {6: (8.0, 9.0), 7: (11.5, 12.5)} if status == 0 else {6: (8.0, 9.0)}
+    for rank in range(4):
+        lines = [{"step": s, "pid": rank, "begin_wall": a, "end_wall": b} for s, (a, b) in ended.items()]
+        (steps / f"rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return status
 
 
 def test_a_saved_step_needs_the_tracker_and_the_directory_it_names(tmp_path: Path) -> None:

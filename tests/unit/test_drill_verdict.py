@@ -8,7 +8,16 @@ from typing import Any
 import pytest
 
 from mindspeed_tft.faults.spec import parse_fault
-from mindspeed_tft.faults.verdict import Compared, Evidence, Verdict, judge, possible_steps, steps_lost
+from mindspeed_tft.faults.verdict import (
+    Compared,
+    Evidence,
+    Recovery,
+    Verdict,
+    judge,
+    possible_steps,
+    resumed_at,
+    steps_lost,
+)
 
 EQUAL = (Compared("dump", 37, 1000, 0), Compared("end", 37, 1000, 0))
 GOOD = Evidence(
@@ -60,6 +69,86 @@ def test_whatever_is_missing_is_named(change: dict[str, Any], word: Verdict, rea
     assert any(reason in text for text in reasons), reasons
 
 
+ONLINE = Evidence(
+    preset="retry",
+    ordered=(parse_fault("uce@1:7:backward"),),
+    fired=(parse_fault("uce@1:7:backward"),),
+    steps=12,
+    faulty_exit=0,
+    completed=12,
+    saved=12,
+    recoveries=(Recovery("retry", 6),),
+    comparisons=EQUAL[1:],
+)
+# The job could not be repaired and was saved; stock Megatron went on from there.
+FELL_BACK = replace(GOOD, preset="retry", ordered=ONLINE.ordered, fired=ONLINE.fired, recoveries=(Recovery("dump", 6),))
+
+
+def test_a_proven_repair_is_exact() -> None:
+    assert judge(ONLINE) == (Verdict.EXACT, ())
+    assert (steps_lost(ONLINE), resumed_at(ONLINE)) == (0, 6)
+    several = (Recovery("retry", 6), Recovery("retry", 8))
+    assert judge(replace(ONLINE, recoveries=several))[0] is Verdict.EXACT
+
+
+@pytest.mark.parametrize(
+    ("change", "word", "reason"),
+    [
+        ({"fired": ()}, Verdict.LOST, "no fault fired"),
+        ({"ordered": (*ONLINE.ordered, parse_fault("link@2:9:data"))}, Verdict.LOST, "did not fire, so not rehearsed"),
+        ({"saved": None}, Verdict.LOST, "its last checkpoint is None"),
+        ({"saved": 6}, Verdict.LOST, "its last checkpoint is 6, not step 12"),
+        ({"comparisons": ()}, Verdict.INEXACT, "end: was not compared"),
+        ({"comparisons": EQUAL[:1]}, Verdict.INEXACT, "end: was not compared"),
+        ({"comparisons": (Compared("end", 0, 0, 0),)}, Verdict.INEXACT, "no tensor"),
+        ({"comparisons": (Compared("end", 37, 1000, 2, "x: 1"),)}, Verdict.INEXACT, "x: 1"),
+        ({"compare": False}, Verdict.INEXACT, "--no-compare"),
+        ({"recoveries": ()}, Verdict.DEGRADED, "told: none at all"),
+        ({"recoveries": (Recovery("none", -1),)}, Verdict.DEGRADED, "told: none"),
+        ({"computed_again": 1}, Verdict.DEGRADED, "1 completed steps"),
+        ({"restarted": (1, 2)}, Verdict.DEGRADED, "ranks 1 2 were started again"),
+        ({"leftover": ("17 python",)}, Verdict.DEGRADED, "17 python"),
+    ],
+)
+def test_whatever_a_repair_lacks_is_named(change: dict[str, Any], word: Verdict, reason: str) -> None:
+    found, reasons = judge(replace(ONLINE, **change))
+    assert found is word
+    assert any(reason in text for text in reasons), reasons
+
+
+@pytest.mark.parametrize(
+    ("change", "word", "reason"),
+    [
+        ({}, Verdict.DEGRADED, "ended with exit status 1 and a checkpoint"),
+        ({"completed": 7}, Verdict.DEGRADED, "1 completed steps"),
+        ({"resumed_exit": 1}, Verdict.LOST, "exit status 1"),
+        ({"saved": None}, Verdict.LOST, "no checkpoint"),
+        ({"faulty_exit": None}, Verdict.LOST, "deadline"),
+        ({"comparisons": EQUAL[:1]}, Verdict.INEXACT, "end: was not compared"),
+        ({"reported": 5}, Verdict.INEXACT, "names step 5"),
+    ],
+)
+def test_a_dump_in_the_place_of_a_repair_is_judged_as_a_dump_but_never_exact(
+    change: dict[str, Any], word: Verdict, reason: str
+) -> None:
+    found, reasons = judge(replace(FELL_BACK, **change))
+    assert found is word
+    assert any(reason in text for text in reasons), reasons
+
+
+def test_the_first_fault_says_nothing_of_the_dump_when_it_was_repaired() -> None:
+    later = replace(FELL_BACK, saved=9, reported=9, completed=9, resumed_first=10)
+    assert any("step 9 was saved" in text for text in judge(later)[1])
+    repaired = replace(later, recoveries=(Recovery("retry", 6), Recovery("dump", 9)))
+    assert judge(repaired)[1] == ("the job ended with exit status 1 and a checkpoint",)
+    assert (steps_lost(repaired), resumed_at(repaired)) == (0, 9)
+
+
+def test_steps_that_were_computed_twice_in_the_job_count_as_lost() -> None:
+    assert steps_lost(replace(ONLINE, computed_again=2)) == 2
+    assert steps_lost(replace(FELL_BACK, computed_again=1, completed=8)) == 3
+
+
 def test_the_worst_finding_decides() -> None:
     seen = replace(GOOD, completed=8, comparisons=(Compared("dump", 37, 1000, 1, "x"), EQUAL[1]))
     assert judge(seen)[0] is Verdict.INEXACT
@@ -75,6 +164,8 @@ def test_the_worst_finding_decides() -> None:
         (["kill@1:7:commit"], (6, 7)),
         (["kill@1:7:update"], (7,)),
         (["kill@1:7:param-gather"], (7,)),
+        (["uce@1:7:save"], (7,)),
+        (["link@1:7:eval"], (7,)),
         (["kill@1:8:backward", "kill@2:7:update"], (7,)),
         (["kill@1:7:update", "kill@2:7:forward"], (6,)),
     ],

@@ -11,7 +11,7 @@ from typing import Any
 
 PROGRAM = Path(__file__).parent / "programs" / "groups_rank.py"
 WORLD, VICTIM, FREE_WITHIN = 4, 1, 1.0
-BLOCKED_IN = {0: "all_reduce", 1: "nothing", 2: "recv", 3: "barrier"}  # the survivors each in another operation
+BLOCKED_IN = {0: "reduce_scatter", 1: "nothing", 2: "recv", 3: "coalesced"}  # the survivors each in another operation
 
 
 def run(tmp_path: Path) -> list[tuple[str, dict[str, Any]]]:

@@ -157,13 +157,13 @@ def test_a_memory_fault_from_stop_to_resume() -> None:
     assert (job.engine.state, job.engine.step) == (State.REGROUPING, 6)
     assert not orders(job.answer(*found[:3]))
     found = orders(job.answer(found[3]))
-    assert said(found) == [(rank, REPAIR, {"step": 6, "transfers": ["p0/1|3|1"]}) for rank in (1, 3)]
+    assert said(found) == [(rank, REPAIR, {"step": 6, "epoch": 1, "transfers": ["p0/1|3|1"]}) for rank in (1, 3)]
     assert job.engine.state is State.REPAIRING
     found = orders(job.answer(*found))
-    assert said(found) == to_all(ROLLBACK, step=6)
+    assert said(found) == to_all(ROLLBACK, step=6, epoch=1)
     assert job.engine.state is State.ROLLING_BACK
     found = orders(job.answer(*found))
-    assert said(found) == to_all(RESUME, step=6)
+    assert said(found) == to_all(RESUME, step=6, epoch=1)
     assert job.engine.state is State.RESUMING
     (done,) = [action for action in job.answer(*found) if isinstance(action, Recovered)]
     assert (done.outcome, done.step, done.tries, done.epoch) == ("retried", 6, 1, 1)
@@ -180,7 +180,7 @@ def test_everybody_finishes_the_update_not_only_who_gives() -> None:
     job.report(0, commit=P, update=D)
     job.report(1, trusted=False)
     found = orders(job.report(2, 3, commit=E))
-    assert said(found) == [(2, FINISH, {"step": 7}), (3, FINISH, {"step": 7})]
+    assert said(found) == [(rank, FINISH, {"step": 7, "epoch": 1}) for rank in (2, 3)]
     assert job.engine.state is State.FINISHING
     job.answer(*found)
     assert job.until(REPAIR)[0].payload["transfers"] == ["p0/1|3|1"]
@@ -207,7 +207,7 @@ def test_a_fault_in_the_first_step_goes_back_to_the_start() -> None:
     job = Job()
     job.fault(1)
     job.report_all(1, step=1, commit=E)
-    assert job.until(REPAIR)[0].payload == {"step": 0, "transfers": ["p0/1|3|1"]}
+    assert job.until(REPAIR)[0].payload == {"step": 0, "epoch": 1, "transfers": ["p0/1|3|1"]}
     assert job.resume().step == 0
 
 

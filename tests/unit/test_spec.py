@@ -7,6 +7,9 @@ import random
 import pytest
 
 from mindspeed_tft.faults.spec import (
+    AVAILABLE_KINDS,
+    AVAILABLE_PHASES,
+    DEFAULT_FAULT,
     KINDS,
     PHASES,
     STEP_PHASES,
@@ -105,7 +108,10 @@ def _check(preset: str = "dump", layout: str = "dp4", fault: str = "kill@1:7:bac
     ("arguments", "named"),
     [
         ({"preset": "dmup"}, "known presets: dump retry"),
-        ({"preset": "retry"}, "available: dump"),
+        ({"preset": "elastic"}, "available: dump retry"),
+        ({"preset": "retry", "fault": "nan@1:7"}, "available: uce uce-low link"),
+        ({"preset": "retry", "fault": "uce@4:7"}, "ranks 0 to 3"),
+        ({"preset": "retry", "layout": "dp1tp4"}, "--replicas 2"),
         ({"fault": "uce@1:7"}, "available: kill term segv exc"),
         ({"fault": "kill@1:7:eval"}, "available: data forward"),
         ({"fault": "kill@4:7"}, "ranks 0 to 3"),
@@ -122,6 +128,18 @@ def test_what_cannot_be_drilled_is_refused_before_anything_starts(arguments: dic
     with pytest.raises(SpecError) as refused:
         _check(**arguments)  # type: ignore[arg-type]
     assert named in str(refused.value)
+
+
+@pytest.mark.parametrize("kind", ["uce", "uce-low", "link", "kill"])
+@pytest.mark.parametrize("phase", PHASES)
+def test_online_repair_is_drilled_in_every_phase(kind: str, phase: str) -> None:
+    _check(preset="retry", fault=f"{kind}@3:7:{phase}")
+
+
+def test_every_preset_that_is_available_has_a_fault_to_begin_with() -> None:
+    for preset, fault in DEFAULT_FAULT.items():
+        _check(preset=preset, fault=fault)
+    assert DEFAULT_FAULT.keys() == AVAILABLE_KINDS.keys() == AVAILABLE_PHASES.keys()
 
 
 def test_a_fault_without_phase_gets_one_from_the_seed_and_leaves_the_global_generator_alone() -> None:

@@ -89,10 +89,12 @@ print("BLOCKING", json.dumps({"rank": rank}), flush=True)
 try:
     if blocked_in == "recv":
         dist.recv(torch.empty(1), (rank + 1) % world)
-    elif blocked_in == "all_reduce":
-        dist.all_reduce(torch.ones(1000))
+    elif blocked_in == "reduce_scatter":
+        dist.reduce_scatter_tensor(torch.empty(1000), torch.ones(1000 * world))
     else:
-        dist.barrier(group=everyone)
+        with _coalescing_manager(everyone):
+            for _ in range(2):
+                dist.all_gather_into_tensor(torch.empty(1000 * world), torch.ones(1000), group=everyone)
     print("NOT ABORTED", flush=True)
     os._exit(3)
 except CommunicationAborted as exc:

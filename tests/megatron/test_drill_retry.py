@@ -1,0 +1,201 @@
+"""Real Megatron, a real fault, no process dies: the run ends byte for byte as if nothing had happened.
+
+The few that run always damage memory and cut links; marker `full` runs the matrix.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.megatron
+
+KINDS = ("uce", "link")
+LAYOUTS = ("dp4", "tp2dp2", "pp2dp2")
+DTYPES = ("fp32", "bf16", "fp16")
+RANKS = (0, 1, 2, 3)
+STEP_PHASES = ("data", "forward", "backward", "grad-reduce", "clip", "commit", "update", "param-gather")
+PHASES = (*STEP_PHASES, "save", "eval")
+# Past the commit point every rank had final gradients: the step of the fault is finished, not computed again.
+WENT_ON_AFTER = {"commit": (6, 7), "update": (7,), "param-gather": (7,), "save": (7,), "eval": (7,)}
+OVERLAP = ("--overlap-grad-reduce", "--overlap-param-gather")
+
+
+@dataclass(frozen=True)
+class Drilled:
+    """What a drill left."""
+
+    status: int
+    report: dict[str, Any]
+    output: str
+    directory: Path
+
+    @property
+    def incidents(self) -> list[dict[str, Any]]:
+        reports = (self.directory / "dump" / "tft_incidents").glob("incident-*.json")
+        return [json.loads(path.read_text()) for path in reports]
+
+
+@pytest.fixture(scope="module")
+def references(request: pytest.FixtureRequest) -> Path:
+    """Unbroken runs, kept between test runs, the same as those of the other drills."""
+    assert request.config.cache is not None
+    return Path(request.config.cache.mkdir("tft_references"))
+
+
+@pytest.fixture
+def drill(references: Path, tmp_path: Path) -> Callable[..., Drilled]:
+    """`drill(*arguments)`: run `tftctl drill --preset retry` with the defaults of these tests."""
+
+    def run(*arguments: str) -> Drilled:
+        file = tmp_path / "report.json"
+        command = [sys.executable, "-m", "mindspeed_tft.cli.main", "drill", "--preset", "retry", "--timeout", "150"]
+        command += ["--json", str(file), "--keep", str(tmp_path / "kept"), *arguments]
+        environ = {**os.environ, "TFT_DRILL_CACHE": str(references), "COLUMNS": "160"}
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=500)
+        output = ended.stdout + ended.stderr
+        assert file.exists(), output
+        (directory,) = (tmp_path / "kept").glob("drill-*")
+        return Drilled(ended.returncode, json.loads(file.read_text()), output, directory)
+
+    return run
+
+
+def _arguments(*faults: str) -> list[str]:
+    return [word for fault in faults for word in ("--fault", fault)]
+
+
+def _assert_exact(found: Drilled, *faults: str) -> None:
+    report = found.report
+    assert (found.status, report["verdict"], report["reasons"]) == (0, "exact", []), found.output
+    assert (report["strategy"], sorted(report["faults_fired"])) == ("retry", sorted(faults))
+    assert report["steps_lost"] == 0
+    assert report["processes_restarted"] == []
+    # Weights, main weights, both moments, and the generators, at the end of the very job that was broken.
+    (compared,) = report["comparisons"]
+    assert (compared["what"], compared["different"]) == ("end", 0)
+    assert compared["tensors"] > 30
+    assert compared["bytes"] > 1_000_000
+    assert report["processes_left_behind"] == []
+    if len(faults) == 1:
+        assert report["resumed_at"] in WENT_ON_AFTER.get(faults[0].rpartition(":")[2], (6,))
+
+
+def test_damaged_memory_is_rebuilt_from_a_replica(drill: Callable[..., Drilled]) -> None:
+    fault = "uce@1:7:backward"
+    found = drill("--fault", fault)
+    _assert_exact(found, fault)
+    assert "bytes of" in _said(found, fault)  # it was destroyed indeed
+    seconds = found.report["seconds"]
+    assert seconds["detect"] < 1.0
+    assert all(seconds[stage] is not None for stage in ("stop", "regroup", "repair", "rollback", "first_step", "total"))
+    assert (seconds["reboot"], seconds["dump"]) == (None, None)
+
+
+def test_a_broken_link_is_made_anew(drill: Callable[..., Drilled]) -> None:
+    fault = "link@2:7:forward"
+    found = drill("--layout", "tp2dp2", "--fault", fault)
+    _assert_exact(found, fault)
+    assert "connections cut" in _said(found, fault)
+
+
+def _said(found: Drilled, fault: str) -> str:
+    """What the fault did to the rank, in the words of the job's log."""
+    lines = (found.directory / "broken.log").read_text().splitlines()
+    return next(line for line in lines if f"drill: {fault}: " in line)
+
+
+def _matrix() -> list[tuple[str, str, str, int, str]]:
+    """Every phase on every rank, arranged so that each pair of two values of different columns occurs."""
+    rows = []
+    for (p, phase), (r, rank) in product(enumerate(PHASES), enumerate(RANKS)):
+        layout, dtype = LAYOUTS[(p + r) % 3], DTYPES[(p + 2 * r) % 3]
+        rows.append((KINDS[(p + r) % 2], layout, dtype, rank, phase))
+    return rows
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("kind", "layout", "dtype", "rank", "phase"), _matrix())
+def test_matrix(drill: Callable[..., Drilled], kind: str, layout: str, dtype: str, rank: int, phase: str) -> None:
+    fault = f"{kind}@{rank}:7:{phase}"
+    _assert_exact(drill("--layout", layout, "--dtype", dtype, "--fault", fault), fault)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("kind", "phase"), list(product(KINDS, ("data", "forward", "backward", "grad-reduce", "clip")))
+)
+def test_communication_that_overlaps_computing(drill: Callable[..., Drilled], kind: str, phase: str) -> None:
+    """The gradient reduction runs inside the backward pass, the gather of step 6 inside the forward pass of step 7."""
+    fault = f"{kind}@1:7:{phase}"
+    _assert_exact(drill("--fault", fault, "--", *OVERLAP), fault)
+
+
+@pytest.mark.full
+def test_two_ranks_of_different_shards_at_once(drill: Callable[..., Drilled]) -> None:
+    faults = ("uce@0:7:forward", "uce@1:7:forward")
+    _assert_exact(drill(*_arguments(*faults)), *faults)
+
+
+@pytest.mark.full
+def test_both_holders_of_a_shard_at_once_cannot_be_repaired(drill: Callable[..., Drilled]) -> None:
+    """On dp4 with 2 replicas ranks 1 and 3 hold the same shard: nobody is left to give it, so nothing is made up."""
+    found = drill(*_arguments("uce@1:7:forward", "uce@3:7:forward"))
+    assert (found.status, found.report["verdict"]) == (5, "lost"), found.output
+
+
+@pytest.mark.full
+def test_one_fault_after_the_other(drill: Callable[..., Drilled]) -> None:
+    faults = ("uce@1:4:backward", "link@0:7:clip", "uce@1:9:update")
+    found = drill(*_arguments(*faults))
+    _assert_exact(found, *faults)
+    assert [recovery["strategy"] for recovery in found.report["recoveries"]] == ["retry"] * 3
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_defect_that_hits_no_live_tensor_moves_no_bytes(drill: Callable[..., Drilled], layout: str) -> None:
+    fault = "uce-low@2:7:backward"
+    found = drill("--layout", layout, "--fault", fault)
+    _assert_exact(found, fault)
+    orders = [order for incident in found.incidents for order in incident["orders"]]
+    assert orders
+    assert [order for order in orders if order["kind"] == "repair"] == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_step_that_the_loss_scaler_skips(drill: Callable[..., Drilled], kind: str) -> None:
+    """The scale is too large for the first steps: each of them finds infinities and is skipped on all ranks."""
+    fault = f"{kind}@3:3:commit"
+    found = drill("--dtype", "fp16", "--fault", fault, "--", "--initial-loss-scale", str(2**32))
+    assert (found.status, found.report["compared"]["different"]) == (0, 0), found.output
+
+
+@pytest.mark.full
+def test_with_dropout_the_same_masks_are_drawn_again(drill: Callable[..., Drilled]) -> None:
+    fault = "uce@2:7:backward"
+    _assert_exact(drill("--fault", fault, "--", "--hidden-dropout", "0.2", "--attention-dropout", "0.2"), fault)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("launcher", ["torchrun", "tftrun"])
+def test_both_launchers(drill: Callable[..., Drilled], launcher: str) -> None:
+    _assert_exact(drill("--launcher", launcher), "uce@1:7:backward")
+
+
+@pytest.mark.full
+def test_what_cannot_be_repaired_is_saved(drill: Callable[..., Drilled]) -> None:
+    found = drill("--fault", "kill@2:7:forward")
+    report = found.report
+    assert (found.status, report["verdict"], report["strategy"]) == (4, "degraded", "dump"), found.output
+    assert (report["resumed_at"], report["steps_lost"], report["compared"]["different"]) == (6, 0, 0)
