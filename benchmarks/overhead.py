@@ -106,11 +106,8 @@ class Bench:
             raise SystemExit(f"the {name} run ended with {ended.returncode}; its log ends with:\n{ended.tail()}")
         shutil.rmtree(work / "save", ignore_errors=True)
         run = self._read(work / "steps")
-        self._console.print(
-            f"{work.name}: median {np.median(run.wall):.2f} ms on the wall, {np.median(run.cpu):.2f} ms of the processors,"
-            f" over {run.wall.size} steps",
-            highlight=False,
-        )
+        medians = f"{np.median(run.wall):.2f} ms on the wall, {np.median(run.cpu):.2f} ms of the processors"
+        self._console.print(f"{work.name}: median {medians}", highlight=False, soft_wrap=True)
         return run
 
     def _read(self, steps: Path) -> Run:

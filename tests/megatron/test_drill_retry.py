@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -173,12 +174,14 @@ def test_a_defect_that_hits_no_live_tensor_moves_no_bytes(drill: Callable[..., D
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_step_that_the_loss_scaler_skips(drill: Callable[..., Drilled], kind: str) -> None:
-    """The scale is too large for the first steps: each of them finds infinities and is skipped on all ranks."""
-    fault = f"{kind}@3:3:commit"
-    found = drill("--dtype", "fp16", "--fault", fault, "--", "--initial-loss-scale", str(2**32))
-    assert (found.status, found.report["compared"]["different"]) == (0, 0), found.output
+@pytest.mark.parametrize(("kind", "phase"), list(product(KINDS, ("backward", "commit", "save"))))
+def test_a_step_that_the_loss_scaler_skips(drill: Callable[..., Drilled], kind: str, phase: str) -> None:
+    """The scale doubles until a step finds infinities, is skipped everywhere and halves it: step 7 is one of them."""
+    fault = f"{kind}@3:7:{phase}"
+    found = drill("--dtype", "fp16", "--fault", fault, "--", "--loss-scale-window", "1", "--hysteresis", "1")
+    _assert_exact(found, fault)
+    log = (found.directory / "broken.log").read_text()
+    assert re.search(r"iteration +7/ +12 .*number of skipped iterations: +1 ", log)
 
 
 @pytest.mark.full
