@@ -41,6 +41,7 @@ FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
         "TCP port of the controller; needed for more than one host, otherwise no port is opened"}),
     ("--tft-tls-dir", {"metavar": "DIR", "help": "ca.crt, node.crt and node.key for mutual TLS between hosts"}),
     ("--tft-insecure", {"action": "store_true", "help": "allow an unencrypted controller port (logged loudly)"}),
+    ("--tft-fault-rules", {"metavar": "FILE", "help": "YAML list of {pattern, kind, platform}: more error texts"}),
     ("--tft-incident-dir", {"metavar": "DIR", "help": "where incident reports go (default: SAVE/tft_incidents)"}),
 )  # fmt: skip
 
@@ -67,7 +68,7 @@ def resolve(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -
     flags = {
         key: getattr(args, key)
         for key in Settings.model_fields
-        if getattr(args, key, None) not in (None, False)
+        if getattr(args, key, None) is not None and getattr(args, key) is not False
     }  # fmt: skip
     layers: list[tuple[str, Mapping[str, Any]]] = [
         ("environment", settings_module.from_environment(environ)),

@@ -9,18 +9,18 @@ import atexit
 import dataclasses
 import logging
 import os
-import signal
 import sys
-import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_tft import arguments
+from mindspeed_tft import settings as settings_module
 from mindspeed_tft.control import launch
-from mindspeed_tft.control.config import ControlConfig, ControlRefused, ControlUnavailable
+from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig, ControlRefused, ControlUnavailable, meeting_dir
 from mindspeed_tft.control.processor import Processor
-from mindspeed_tft.recovery import launcher
+from mindspeed_tft.recovery import launcher, signals
 from mindspeed_tft.recovery.session import Session
 from mindspeed_tft.registry import REGISTRY
 from mindspeed_tft.replica import holders
@@ -83,7 +83,7 @@ def protect(host: MegatronHost) -> None:
     REGISTRY.verify("high-availability")
     rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     info = host.info()
-    deadlines = _settings.deadlines()
+    deadlines = _settings.deadlines(launcher.patience(launcher.words()))
     incidents = _settings.tft_incident_dir or str(host.save_directory() / "tft_incidents")
     config = ControlConfig.from_env(
         deadlines,
@@ -95,32 +95,41 @@ def protect(host: MegatronHost) -> None:
     )
     if _settings.tft_controller_address:
         config = dataclasses.replace(config, controller_host=_settings.tft_controller_address)
-    try:
-        path = launch.ensure_host(config, rank, local_rank)
-    except ControlRefused as exc:
-        arguments.leave(str(exc), 0)
-    except ControlUnavailable as exc:
-        log.error("*** rank %d trains WITHOUT protection: %s ***", rank, exc)
-        return
+    # Whatever fails here, every rank has a session: the commit is a collective of all, protected or not.
+    path, unavailable = _meet(config, rank, local_rank)
     table = _groups()
     link = Processor(
         path,
         deadlines,
         on_stop=lambda epoch, reason: table.abort(f"epoch {epoch}: {reason}", epoch),
-        revive=launch.reviver(config, local_rank),
+        revive=None if unavailable else launch.reviver(config, local_rank),
     )
-    if not link.start(info, config.start):
-        log.error("*** rank %d trains WITHOUT protection for now, see above ***", rank)
+    if not link.start(info, 1.0 if unavailable else config.start):
+        log.error("*** rank %d trains WITHOUT protection for now: %s ***", rank, unavailable or "see above")
     save = str(host.save_directory())
     _session = Session(
         host, link, deadlines, resume=lambda _step: launcher.resume_command(save), classify=_classifier(_settings)
     )
-    _catch_signals(_session)
+    signals.catch_endings(_session)
     _catch_uncaught(_session)
     atexit.register(_goodbye, link)
     if rank == 0:
         _tell_replicas(_settings, host)
         _warn_of_patience(_settings)
+
+
+def _meet(config: ControlConfig, rank: int, local_rank: int) -> tuple[Path, str]:
+    """Where this host's relay listens, or will, and why it does not ("" when it does)."""
+    try:
+        return launch.ensure_host(config, rank, local_rank), ""
+    except ControlRefused as exc:
+        arguments.leave(str(exc), 0)
+    except (ControlUnavailable, OSError) as exc:
+        reason = str(exc)
+    try:
+        return meeting_dir(config) / RELAY_SOCKET, reason
+    except ControlUnavailable:
+        return Path(os.devnull), reason  # nobody ever listens there
 
 
 def _classifier(found: Settings) -> Callable[[str], str]:
@@ -131,7 +140,8 @@ def _classifier(found: Settings) -> Callable[[str], str]:
     from mindspeed_tft.faults import classify
 
     name = platforms.select(found.tft_platform).name
-    return lambda text: classify.classify(text, name).kind
+    rules = classify.load_rules(Path(found.tft_fault_rules)) if found.tft_fault_rules else ()
+    return lambda text: classify.classify(text, name, rules).kind
 
 
 def _groups() -> Any:
@@ -143,25 +153,6 @@ def _groups() -> Any:
 def _goodbye(link: Processor) -> None:
     link.goodbye()
     link.close()
-
-
-def _catch_signals(current: Session[Any]) -> None:
-    """SIGTERM asks this rank to leave: launchers send it to the survivors of a fault, schedulers before they take a
-    node away. The survivors need the time to save, so it becomes a fault of the job instead of an end."""
-    if threading.current_thread() is not threading.main_thread():
-        log.warning("not on the main thread: SIGTERM ends this rank without a dump")
-        return
-    previous = signal.getsignal(signal.SIGTERM)
-
-    def handle(number: int, frame: FrameType | None) -> None:
-        protected = current.terminated(signal.Signals(number).name)
-        if callable(previous):
-            previous(number, frame)
-        elif not protected:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    signal.signal(signal.SIGTERM, handle)
 
 
 def _catch_uncaught(current: Session[Any]) -> None:
@@ -193,9 +184,9 @@ def _warn_of_patience(found: Settings) -> None:
     patience = launcher.patience(launcher.words())
     if patience is not None and patience < found.tft_deadline:
         _say(
-            f"note: torchrun kills the survivors of a fault after {patience:g} s, --tft-deadline allows"
-            f" {found.tft_deadline:g} s; for large models start with tftrun, or add --shutdown-timeout"
-            f" {found.tft_deadline:g} to torchrun"
+            f"note: torchrun kills the survivors of a fault after {patience:g} s, so all deadlines end before that,"
+            f" not at --tft-deadline {found.tft_deadline:g}; for large models start with tftrun, or add"
+            f" --shutdown-timeout {found.tft_deadline + settings_module.LAUNCHER_MARGIN:g} to torchrun"
         )
 
 

@@ -21,6 +21,9 @@ STRATEGIES = {"dump": "enable_high_availability", "retry": "enable_hbmfault_repa
               "recover": "enable_worker_reboot", "elastic-training": "enable_elastic_training"}  # fmt: skip
 
 
+LAUNCHER_MARGIN = 3.0  # seconds between our last deadline and a launcher's SIGKILL
+
+
 class Refused(ValueError):
     """A setting that cannot work. The message names the flag, the reason and the remedy."""
 
@@ -48,6 +51,7 @@ class Settings(BaseModel):
     tft_tls_dir: str | None = None
     tft_insecure: bool = False
     tft_incident_dir: str | None = None
+    tft_fault_rules: str | None = None
 
     @property
     def replicas(self) -> int:
@@ -57,13 +61,18 @@ class Settings(BaseModel):
         """What the engine may decide for, the weakest last."""
         return ("retry", "dump") if self.enable_hbmfault_repair else ("dump",)
 
-    def deadlines(self) -> Deadlines:
+    def deadlines(self, patience: float | None = None) -> Deadlines:
         """Every timeout of a recovery, in seconds, from the one knob; their order is asserted.
+
+        Args:
+            patience: seconds that the launcher lets survivors live; where it is shorter than the knob, it counts.
 
         Raises:
             Refused: when TTP_OT leaves no room for stopping and ending within the deadline.
         """
         total = self.tft_deadline
+        if patience is not None and self.tft_dump_seconds is None:
+            total = min(total, max(10.0, patience - LAUNCHER_MARGIN))
         stop = min(30.0, total / 4)
         leave = min(15.0, total / 8)
         dump = self.tft_dump_seconds if self.tft_dump_seconds is not None else total - stop - leave

@@ -128,6 +128,7 @@ def check(settings: Settings, space: Any, environ: Any) -> None:
         if getattr(settings, key):
             raise Refused(flag_of(key), f"{name} is not in this version yet", "leave it out: the dump protects the job")
     settings.deadlines()
+    _check_rules(settings)
     _check_layout(settings, space)
     _check_checkpoint(space)
     for attribute, wrong, reason, remedy in _NOT_YET:
@@ -136,6 +137,17 @@ def check(settings: Settings, space: Any, environ: Any) -> None:
     for conflict in mindspeed.refuse_conflicts(space):
         raise Refused("--enable-high-availability", conflict, "turn one of the two off")
     _check_network(settings, environ)
+
+
+def _check_rules(settings: Settings) -> None:
+    if not settings.tft_fault_rules:
+        return
+    from mindspeed_tft.faults import classify
+
+    try:
+        classify.load_rules(Path(settings.tft_fault_rules))
+    except classify.RuleError as exc:
+        raise Refused("--tft-fault-rules", str(exc), "correct the file") from None
 
 
 def _check_layout(settings: Settings, space: Any) -> None:

@@ -57,6 +57,8 @@ class MegatronHost:
         self.optimizer: Any = None
         self.scheduler: Any = None
         self.data: Any = None
+        self.rerun_mode: Any = None
+        self._saved = -1
         self._regroup_seconds = regroup_seconds
         self._flops = 0.0
         self._flops_open = False  # a step has ended whose operations are not counted yet
@@ -64,6 +66,7 @@ class MegatronHost:
 
     def attach(self, model: list[Any], optimizer: Any, scheduler: Any, data: Any, flops: float) -> None:
         self.model, self.optimizer, self.scheduler, self.data = model, optimizer, scheduler, data
+        self.rerun_mode = _module("megatron.core.rerun_state_machine").get_rerun_state_machine().get_mode()
         self._flops = float(flops)
         self._flops_open = False
 
@@ -105,6 +108,13 @@ class MegatronHost:
 
     def tracker(self, base: Path) -> Path:
         return Path(_module("megatron.training.checkpointing").get_checkpoint_tracker_filename(str(base)))
+
+    def saved_step(self) -> int:
+        return self._saved
+
+    def saved(self, step: int) -> None:
+        """Megatron completed, or loaded, its checkpoint of `step` in `--save`."""
+        self._saved = step
 
     # ------------------------------------------------------------------------------------------- commit
 
@@ -159,7 +169,7 @@ class MegatronHost:
                 "dropped": dropped,
             },
             scheduler=self.scheduler.state_dict(),
-            scalers=[scaler.state_dict() if scaler is not None else {} for scaler in self.scalers()],
+            scalers=[_copy(scaler.state_dict()) if scaler is not None else {} for scaler in self.scalers()],
             flops=self._flops,
         )
 
@@ -169,12 +179,13 @@ class MegatronHost:
         if start is None:
             raise files.DumpError(f"no state was kept at the start of step {record.step}")
         now, batch = self.small_state(record.step), start.counters["batch"]
+        validated = start.counters["consumed_valid_samples"] + evaluation_samples(record.step)
         counters = {
             **start.counters,
             "curr_iteration": record.step - 1,
             "consumed_train_samples": start.counters["consumed_train_samples"] + batch,
             "skipped_train_samples": start.counters["skipped_train_samples"] + start.counters["dropped"],
-            "consumed_valid_samples": now.counters["consumed_valid_samples"],
+            "consumed_valid_samples": validated,
         }
         scheduler = dict(start.scheduler)
         if not record.skipped:
@@ -322,6 +333,24 @@ class MegatronHost:
                         if torch.is_tensor(value) and value.numel() > 1:
                             _count(storages, value)
         return sum(storages.values()), parameters
+
+
+def evaluation_samples(step: int) -> int:
+    """Samples that the evaluation after `step` reads, 0 if there is none. Megatron saves a step after its evaluation,
+    so a state of the end of that step has it behind itself."""
+    space = args()
+    begun = getattr(space, "start_eval_at_iter", None)
+    due = space.eval_interval and step % space.eval_interval == 0 and getattr(space, "do_valid", False)
+    if not due or (begun is not None and step < begun):
+        return 0
+    iterations = sum(space.eval_iters) if isinstance(space.eval_iters, list) else space.eval_iters
+    batch = getattr(space, "eval_global_batch_size", None) or space.global_batch_size
+    return int(iterations * batch)
+
+
+def _copy(state: dict[str, Any]) -> dict[str, Any]:
+    """On the host and of its own: the tensors behind it may be overwritten, or be what breaks."""
+    return {key: value.detach().cpu().clone() if torch.is_tensor(value) else value for key, value in state.items()}
 
 
 def _count(storages: dict[int, int], tensor: torch.Tensor) -> None:

@@ -73,12 +73,14 @@ def timers(_host: MegatronHost, _state: SmallState) -> None:
         timer._started = False
 
 
-def rerun_machine(_host: MegatronHost, state: SmallState) -> None:
-    """Megatron's own replay for wrong results: not running, at step S."""
+def rerun_machine(host: MegatronHost, state: SmallState) -> None:
+    """Megatron's own replay for wrong results: not running, at step S, and on (an evaluation switches it off)."""
     rerun = _module("megatron.core.rerun_state_machine")
     machine = rerun.get_rerun_state_machine()
     machine.state = rerun.RerunState.NOT_RUNNING_YET
     machine.current_iteration = state.step
+    if host.rerun_mode is not None:
+        machine.set_mode(host.rerun_mode)
 
 
 def random_states(_host: MegatronHost, state: SmallState) -> None:

@@ -88,16 +88,36 @@ def put_shards(optimizer: Any, shards: dict[str, torch.Tensor], with_state: bool
 
 
 def _counts(optimizer: Any) -> list[float]:
-    """How many updates the optimizer counts, per parameter or per group; -1 where it has not begun to count."""
-    found: list[float] = []
+    """Scalars of the optimizer: its loss scaler, and how many updates it counts per group and parameter (-1 where it
+    has not begun to count)."""
+    found = _scaler(optimizer)
     for group in optimizer.optimizer.param_groups:
         found.append(float(group.get("step", -1)))
         found += [float(optimizer.optimizer.state.get(main, {}).get("step", -1)) for main in group["params"]]
     return found
 
 
+_SCALER = ("_scale", "_growth_tracker", "_hysteresis_tracker")
+
+
+def _scaler(optimizer: Any) -> list[float]:
+    scaler = getattr(optimizer, "grad_scaler", None)
+    return [float(getattr(scaler, name)) for name in _SCALER if hasattr(scaler, name)]
+
+
+def _put_scaler(optimizer: Any, values: list[float]) -> int:
+    scaler: Any = getattr(optimizer, "grad_scaler", None)
+    names = [name for name in _SCALER if hasattr(scaler, name)]
+    for name, value in zip(names, values, strict=False):
+        if name == "_scale":
+            scaler._scale.fill_(value)
+        else:
+            setattr(scaler, name, int(value))
+    return len(names)
+
+
 def _put_counts(optimizer: Any, counts: list[float]) -> None:
-    position = 0
+    position = _put_scaler(optimizer, counts)
     for group in optimizer.optimizer.param_groups:
         if counts[position] >= 0:
             group["step"] = int(counts[position])
@@ -133,7 +153,7 @@ def send(optimizers: list[Any], model: list[Any], target: int) -> int:
     for optimizer in optimizers:
         shards = local_shards(optimizer)
         flat = torch.cat([shards[name] for name in sorted(shards)])
-        begun = any(count >= 0 for count in _counts(optimizer))
+        begun = any(count >= 0 for count in _counts(optimizer)[len(_scaler(optimizer)) :])
         total += _send(torch.tensor([float(begun), *_counts(optimizer)], dtype=torch.float64), target)
         total += _send(flat, target)
     for tensor in unowned(model, optimizers):

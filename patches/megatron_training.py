@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
 from mindspeed_tft import runtime
 from mindspeed_tft.patches import megatron_host, megatron_rollback
 from mindspeed_tft.patches.groups import HA
+from mindspeed_tft.recovery import signals
 from mindspeed_tft.registry import REGISTRY
 
 MODULE = "megatron.training.training"
@@ -23,6 +25,9 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
     host, space = session.host, megatron_host.args()
     model, optimizer, scheduler, data = args[1], args[2], args[3], args[4]
     host.attach(model, optimizer, scheduler, data, space.num_floating_point_operations_so_far)
+    if space.load and os.path.realpath(space.load) == str(host.save_directory()):
+        host.saved(space.iteration)
+    signals.guard_children(session)
     megatron_rollback.keep_batches(host)
     session.train_begin(space.iteration, len(host.optimizers()))
     while True:
@@ -48,6 +53,16 @@ def train_step(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwa
     session.step_end()
     host.step_ended()
     runtime.after_first_step()
+    return result
+
+
+@REGISTRY.wrap("megatron.training.checkpointing:save_checkpoint", **HA)
+def save_checkpoint(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Remember which step Megatron has saved to the end: it need not be saved a second time."""
+    result = wrapped(*args, **kwargs)
+    session = runtime.session()
+    if session is not None and not kwargs.get("non_persistent_ckpt"):
+        session.host.saved(int(args[0] if args else kwargs["iteration"]))
     return result
 
 

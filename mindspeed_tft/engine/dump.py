@@ -104,6 +104,10 @@ class Dump:
             desk.note(f"S = {agreement.step}: {agreement.reason}")
             self._plan()
 
+    def refuse(self, why: str) -> None:
+        """Save nothing: no state of this job can be proved right."""
+        self._fail(why)
+
     def _plan(self) -> None:
         self.agreement = revise(self.agreement, self._reports, self._roster.infos)
         plan = plan_dump(self._roster.infos, self._reports, self.agreement, self._excluded(), self._doubts())

@@ -80,6 +80,7 @@ _OF_REPAIR = {
     RepairStage.RESUME: State.RESUMING,
     RepairStage.DONE: State.TRAINING,
 }
+_SPOILING = ("corrupted", "precision")  # kinds of faults that an update may have spread to every rank
 _STATE_BEARING = ("step", "commit", "update")  # what a rank may not say differently a second time
 
 
@@ -490,7 +491,11 @@ class Engine:
 
     def _save(self) -> None:
         self._dump = Dump(self._desk, self._roster, self._deadlines, self._reports, self._silent, self._directory)
-        self._dump.begin()
+        spoiled = next((f for f in self._desk.incident.faults if f.own and f.kind in _SPOILING), None)
+        if spoiled is not None:
+            self._dump.refuse(f"the numbers of all ranks may be wrong since ({spoiled})")
+        else:
+            self._dump.begin()
 
     # ------------------------------------------------------------------------------------------------ orders and time
 

@@ -18,6 +18,9 @@ class Host(Protocol):
     def save_directory(self) -> Path:
         """Where the framework keeps its checkpoints (`--save`)."""
 
+    def saved_step(self) -> int:
+        """The step of the last checkpoint in `--save` that this run itself has completed or loaded; -1 if none."""
+
     def commit(self, step: int) -> None:
         """The commit collective over all ranks. Returns only if every rank entered it for the same step."""
 

@@ -12,6 +12,9 @@ _NAMES = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "tftr
 _OPTIONS = ("--shutdown-timeout", "--shutdown_timeout")
 ENV_SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 TORCHRUN_DEFAULT = 30.0
+# Options of Megatron that make it load another step, or not all of a checkpoint; True: followed by a value.
+_LOADS_ELSE = {"--load": True, "--ckpt-step": True, "--pretrained-checkpoint": True, "--finetune": False,
+               "--no-load-optim": False, "--no-load-rng": False}  # fmt: skip
 
 
 def words() -> list[str]:
@@ -42,14 +45,15 @@ def resume_command(save: str) -> str:
 
 
 def with_load(found: list[str], save: str) -> list[str]:
-    """The option --load set to `save`, replacing one that is there."""
+    """The option --load set to `save`; options that would load something else, or less, are left out."""
     kept: list[str] = []
     skip = False
     for word in found:
+        name = word.split("=", 1)[0]
         if skip:
             skip = False
-        elif word == "--load":
-            skip = True
-        elif not word.startswith("--load="):
+        elif name in _LOADS_ELSE:
+            skip = _LOADS_ELSE[name] and "=" not in word
+        else:
             kept.append(word)
     return [*kept, "--load", save]

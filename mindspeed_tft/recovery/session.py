@@ -67,6 +67,9 @@ class Session(Generic[HostT]):
         self.info: RankInfo = host.info()
         self.record = StepRecord()
         self._fault = ""
+        self._asked = False  # to end, by a signal
+        self._updating = False
+        self._deferred: Exception | None = None
         self._damaged = False  # this rank's tensors may be wrong, until they came from other holders
         self._epoch = 0  # of the groups
         self._resumed = 0  # the last stop that was answered by training on
@@ -93,11 +96,22 @@ class Session(Generic[HostT]):
         self.link.phase = "update"
 
     def update_begin(self, index: int) -> None:
+        self._updating = True
         self.record.updates[index] = Update.DIRTY
 
     def update_end(self, index: int) -> None:
         self.record.updates[index] = Update.DONE
+        self._updating = False
         self.link.phase = "param-gather"
+        if self._deferred is not None:
+            deferred, self._deferred = self._deferred, None
+            raise deferred
+
+    def defer(self, exc: Exception) -> bool:
+        """Keep an exception of a signal handler until the local update is over. False: none goes on now."""
+        if self._updating:
+            self._deferred = exc
+        return self._updating
 
     def step_end(self) -> None:
         self.link.phase = "between-steps"
@@ -108,11 +122,17 @@ class Session(Generic[HostT]):
     def _stopping(self) -> bool:
         return self.link.stop_epoch > self._resumed
 
+    @property
+    def ending(self) -> bool:
+        """A stop came, or this rank was asked to end: training does not go on as it was."""
+        return self._stopping or self._asked
+
     def terminated(self, name: str) -> bool:
         """A signal asks this rank to end: a fault of the job, but this rank's state is whole. False: unprotected."""
         if not self.link.connected:
             return False
-        if not self._stopping:
+        if not self.ending:
+            self._asked = True
             self._fault = f"received {name}"
             self.link.fault("terminated", f"rank {self.info.rank} received {name}", own=True)
         return True
@@ -138,6 +158,7 @@ class Session(Generic[HostT]):
             self._damaged = self._damaged or kind == "memory"
             self.link.fault("memory" if kind == "memory-low" else kind, text, own=True)
         release(exc)
+        self._updating = False
         self._obey()
 
     def report(self) -> None:
@@ -159,10 +180,15 @@ class Session(Generic[HostT]):
         )
 
     def _obey(self) -> None:
-        limit = time.monotonic() + self.deadlines.stop + self.deadlines.dump + self.deadlines.exit
+        # A repair may take what a dump may, and fail, and be followed by a dump.
+        limit = time.monotonic() + 2 * (self.deadlines.stop + self.deadlines.dump) + self.deadlines.exit
         self.link.wait_stop(self.deadlines.stop, after=self._resumed)
         reported = -1
+        heard = time.monotonic()
         while time.monotonic() < limit:
+            heard = time.monotonic() if self.link.connected else heard
+            if time.monotonic() - heard > self.deadlines.stop:
+                self._leave(EXIT_UNDECIDED, f"rank {self.info.rank}: the controller is gone, nobody can decide")
             if self.link.stop_epoch != reported:
                 reported = self.link.stop_epoch
                 self.report()
@@ -277,7 +303,10 @@ class Session(Generic[HostT]):
         return {"files": str(len(hashes)), "bytes": str(sum(path.stat().st_size for path in hashes))}
 
     def _exists(self, step: int) -> bool:
-        """Whether the framework itself has saved this step already, to the end."""
+        """Whether the framework itself has saved this step already, to the end, and in this run: a checkpoint of that
+        step which was there before belongs to another one."""
+        if self.host.saved_step() != step:
+            return False
         base = self.host.save_directory()
         tracker, checkpoint = self.host.tracker(base), self.host.checkpoint_directory(base, step)
         return tracker.is_file() and tracker.read_text().strip() == str(step) and checkpoint.is_dir()
@@ -294,7 +323,17 @@ class Session(Generic[HostT]):
             directory, self.host.checkpoint_directory(directory, step), final, self.host.tracker(base), step, parts,
             {"written_by": "mindspeed_tft"},
         )  # fmt: skip
+        self._sweep(directory)
         return result
+
+    def _sweep(self, directory: Path) -> None:
+        """Earlier attempts of this job that nobody could discard, because all who knew them are dead."""
+        job = directory.name.rsplit("-", 2)[0]
+        for left in directory.parent.glob(f"{job}-*"):
+            try:
+                files.discard(left)
+            except files.DumpError as exc:
+                log.warning("%s", exc)  # the checkpoint is published; what is left costs space only
 
     def _leave(self, code: int, message: str) -> NoReturn:
         """End this process at once: threads that are stuck in an aborted operation must not hold it."""

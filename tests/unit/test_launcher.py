@@ -18,6 +18,8 @@ from mindspeed_tft.recovery import launcher
         (["torchrun", "train.py", "--lr", "1"], ["torchrun", "train.py", "--lr", "1", "--load", "/ckpt"]),
         (["train.py", "--load", "old", "--lr", "1"], ["train.py", "--lr", "1", "--load", "/ckpt"]),
         (["train.py", "--load=old", "--x"], ["train.py", "--x", "--load", "/ckpt"]),
+        (["t.py", "--ckpt-step", "4", "--finetune", "--x", "1"], ["t.py", "--x", "1", "--load", "/ckpt"]),
+        (["t.py", "--ckpt-step=4", "--no-load-optim", "--x"], ["t.py", "--x", "--load", "/ckpt"]),
     ],
 )
 def test_the_resume_command_loads_from_save(words: list[str], expected: list[str]) -> None:

@@ -283,6 +283,17 @@ def test_digests_are_compared_again_after_the_updates() -> None:
     assert "not provably one state" in closed.summary
 
 
+@pytest.mark.parametrize("kind", ["corrupted", "precision"])
+def test_a_state_that_may_be_wrong_everywhere_is_not_saved(kind: str) -> None:
+    job = Job()
+    job.feed(FaultSeen(0, 1, kind, "a bad number", True))
+    job.report(0, 1, 2, 3)
+    assert {order.kind for order in orders(job.actions)} == {EXIT}
+    closed = job.leave()
+    assert (closed.outcome, closed.step) == ("failed", -1)
+    assert "may be wrong" in closed.summary
+
+
 # ------------------------------------------------------------------------------------------------ nothing to save
 
 

@@ -27,7 +27,7 @@ class ToyHost:
 
     def __init__(self, save: Path) -> None:
         self.save, self.weights, self.rng_draws, self.abort_commit = save, 0, 0, False
-        self.holder_has = 0
+        self.holder_has, self.saved = 0, -1
         self.done: list[str] = []
 
     def info(self) -> RankInfo:
@@ -35,6 +35,9 @@ class ToyHost:
 
     def save_directory(self) -> Path:
         return self.save
+
+    def saved_step(self) -> int:
+        return self.saved
 
     def commit(self, step: int) -> None:
         if self.abort_commit:
@@ -199,6 +202,20 @@ def test_a_broken_step_is_left_behind(made: tuple[Session, ToyHost, ToyLink]) ->
     assert ("done", 2, True, "", {"path": str(host.save / "iter_0000001"), "resume": "resume at 1"}) in link.said
 
 
+def test_what_a_dead_writer_left_is_swept_by_the_publisher(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "forward")
+    for name in (".tft-dump-abc-0000001-1", ".tft-dump-other-0000001-1"):
+        (host.save / name).mkdir()
+    link.orders = dump_orders(1)
+    for order in link.orders[:2]:
+        order.payload["directory"] = ".tft-dump-abc-0000001-2"
+    with pytest.raises(Left):
+        session.recover(CommunicationAborted("peer gone"))
+    assert [path.name for path in host.save.glob(".tft-dump-*")] == [".tft-dump-other-0000001-1"]
+
+
 def test_a_rank_held_at_the_commit_finishes_the_step(made: tuple[Session, ToyHost, ToyLink]) -> None:
     session, host, link = made
     compute(session, host, 1)
@@ -255,12 +272,41 @@ def test_a_checkpoint_that_exists_is_not_written_again(made: tuple[Session, ToyH
     existing.parent.mkdir()
     existing.write_text("Megatron's own")
     (host.save / "latest.txt").write_text("1")
+    host.saved = 1
     link.orders = dump_orders(1)
     with pytest.raises(Left):
         session.recover(CommunicationAborted("x"))
     assert existing.read_text() == "Megatron's own"
     published = next(entry for entry in link.said if entry[:2] == ("done", 2))
     assert published[2] and published[4]["exists"] == "1"
+
+
+def test_a_checkpoint_of_the_same_step_from_another_run_is_not_taken_for_ours(
+    made: tuple[Session, ToyHost, ToyLink],
+) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    foreign = host.save / "iter_0000001" / "model.pt"
+    foreign.parent.mkdir()
+    foreign.write_text("another run's")
+    (host.save / "latest.txt").write_text("1")
+    link.orders = dump_orders(1)
+    with pytest.raises(Left):
+        session.recover(CommunicationAborted("x"))
+    assert foreign.read_text() == "1:{'draws': 1}"
+    assert (host.save / "iter_0000001.incomplete-0" / "model.pt").read_text() == "another run's"
+
+
+def test_an_exception_of_a_signal_waits_for_the_end_of_the_update(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session = made[0]
+    session.step_begin(1, 1)
+    assert not session.defer(RuntimeError("a worker died"))
+    session.commit()
+    session.update_begin(0)
+    assert session.defer(RuntimeError("a worker died"))
+    with pytest.raises(RuntimeError, match="a worker died"):
+        session.update_end(0)
+    assert session.record.update is Update.DONE and not session.defer(RuntimeError("x"))
 
 
 def test_a_fault_before_the_first_step_after_a_resume(made: tuple[Session, ToyHost, ToyLink]) -> None:

@@ -59,6 +59,9 @@ def test_high_availability_words_are_stripped_and_imply_the_dump() -> None:
         ([], {"TTP_OT": "soon"}, "TTP_OT", "seconds"),
         (["--optimizer-replica-num", "1"], {}, "--optimizer-replica-num", "--help"),
         (["--tft-deadline", "3"], {}, "--tft-deadline", "--help"),
+        (["--tft-deadline", "0"], {}, "--tft-deadline", "--help"),
+        (["--optimizer-replica-num", "0"], {}, "--optimizer-replica-num", "--help"),
+        (["--tft-controller-port", "0"], {}, "--tft-controller-port", "--help"),
         (["--tft-config", "no-such-preset"], {}, "--tft-config", "cpu-demo"),
     ],
 )
@@ -95,6 +98,13 @@ def test_all_timeouts_follow_from_one_knob_in_order(total: float) -> None:
     found = settings.Settings(tft_deadline=total).deadlines()
     assert 0 < found.heartbeat < found.heartbeat_lost < found.stop < total
     assert found.stop + found.dump + found.exit == pytest.approx(total)
+
+
+def test_a_launcher_that_kills_earlier_shortens_every_deadline() -> None:
+    found = settings.Settings().deadlines(patience=30)
+    assert found.stop + found.dump + found.exit == pytest.approx(27)
+    assert 2 * found.order <= found.dump  # a second attempt fits
+    assert settings.Settings(tft_deadline=20).deadlines(patience=30) == settings.Settings(tft_deadline=20).deadlines()
 
 
 def test_flags_are_added_only_if_absent() -> None:
