@@ -6,6 +6,7 @@ every process carries a mark in its environment, by which it is found again. Lin
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import signal
@@ -200,7 +201,9 @@ def bytecode_cache(directory: Path) -> dict[str, str]:
 
     Without it each rank compiles all of torch and Megatron again, which takes longer than the training.
     """
-    if not os.environ.get(_NO_BYTECODE):
+    torch = importlib.util.find_spec("torch")
+    compiled = torch is not None and torch.origin and Path(importlib.util.cache_from_source(torch.origin)).is_file()
+    if compiled or not os.environ.get(_NO_BYTECODE):
         return {}
     return {"PYTHONPYCACHEPREFIX": str(directory), _NO_BYTECODE: ""}
 

@@ -152,6 +152,8 @@ class Session(Generic[HostT]):
         if kind in ("peer", "stopped"):  # the second is what some devices raise on a rank that was told to stop
             if not self._stopping:
                 self.link.fault("peer", text, own=False)
+        elif self._asked and kind == "exception":
+            log.warning("rank %d: on its way out: %s", self.info.rank, text)  # its loaders were asked to end as well
         else:
             traceback.print_exception(exc)
             self._fault = text
