@@ -53,7 +53,7 @@ def cases(tmp_path: Path, port: int) -> dict[str, tuple[list[str], tuple[str, ..
             ["--enable-high-availability", *save], "distributed optimizer", "add --use-distributed-optimizer"
         ),
         "format": case([*HA[:2], *save, "--ckpt-format", "torch_dist"], "--ckpt-format", "torch_dist"),
-        "online repair": case([*on, "--enable-hbmfault-repair"], "--enable-hbmfault-repair", "not in this version"),
+        "worker reboot": case([*on, "--enable-worker-reboot"], "--enable-worker-reboot", "not in this version"),
         "contradiction": case(
             [*on, "--num-distributed-optimizer-instances", "4"], "--num-distributed-optimizer-instances", "contradicts"
         ),

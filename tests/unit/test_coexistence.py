@@ -99,7 +99,7 @@ MINDSPEED = {
                     made = wrapper(made)
                 setattr(owner, leaf, made)
                 for module in list(sys.modules.values()):
-                    if vars(module).get(leaf) is there:
+                    if leaf in vars(module) and vars(module)[leaf] is there:
                         setattr(module, leaf, made)
                 self.applied, self.now = True, made
             def remove(self):
@@ -109,7 +109,7 @@ MINDSPEED = {
                         continue
                     if isinstance(owner, type):
                         module = vars(module).get(owner.__name__)
-                    if module is not None and vars(module).get(leaf) is self.now:
+                    if module is not None and leaf in vars(module) and vars(module)[leaf] is self.now:
                         setattr(module, leaf, self.first)
                 self.patch_func, self.now, self.applied, self.wrappers = None, None, False, []
         class MindSpeedPatchesManager:

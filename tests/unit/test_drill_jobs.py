@@ -102,6 +102,7 @@ def test_ranks_share_compiled_files_where_none_may_be_written_beside_sources(
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     assert jobs.bytecode_cache(tmp_path) == {}
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(jobs.importlib.util, "cache_from_source", lambda _: str(tmp_path / "not compiled"))
     code = "import sys\nprint(sys.dont_write_bytecode, sys.pycache_prefix)"
     ended = jobs.run(_job(tmp_path, code, **jobs.bytecode_cache(tmp_path / "compiled")))
     assert ended.tail() == f"False {tmp_path / 'compiled'}"
