@@ -36,7 +36,7 @@ class Control:
 def command() -> None:
     """Kill a rank of a real Megatron job and show that no completed step is lost."""
     console = Console()
-    console.print(STORY, markup=False, highlight=False)
+    console.print(" ".join(STORY.split()), markup=False, highlight=False)
     plan = drill.make_plan(faults=[FAULT])
     with drill.workspace(None) as (work, cache):
         with listener_for(console) as listener:
