@@ -162,7 +162,7 @@ def _catch_uncaught(current: Session[Any]) -> None:
     def handle(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
         atexit.unregister(_goodbye)  # this is no ordinary end: the others must not wait for this rank
         if current.link.connected:
-            current.recover(exc)
+            current.recover(exc, outside=True)
         previous(kind, exc, trace)
 
     sys.excepthook = handle

@@ -57,6 +57,7 @@ class MegatronHost:
         self.optimizer: Any = None
         self.scheduler: Any = None
         self.data: Any = None
+        self.validation: Any = None
         self.rerun_mode: Any = None
         self._saved = -1
         self._regroup_seconds = regroup_seconds
@@ -64,8 +65,11 @@ class MegatronHost:
         self._flops_open = False  # a step has ended whose operations are not counted yet
         self._ballot: torch.Tensor | None = None
 
-    def attach(self, model: list[Any], optimizer: Any, scheduler: Any, data: Any, flops: float) -> None:
-        self.model, self.optimizer, self.scheduler, self.data = model, optimizer, scheduler, data
+    def attach(
+        self, model: list[Any], optimizer: Any, scheduler: Any, data: Any, validation: Any, flops: float
+    ) -> None:
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.data, self.validation = data, validation
         self.rerun_mode = _module("megatron.core.rerun_state_machine").get_rerun_state_machine().get_mode()
         self._flops = float(flops)
         self._flops_open = False
@@ -134,6 +138,12 @@ class MegatronHost:
         if total != world * step or count != world:
             raise LockstepError(f"commit of step {step}: {count} of {world} ranks, sum of steps {total}")
 
+    def all_agree(self, mine: bool) -> bool:
+        """Whether all ranks say yes: a collective."""
+        vote = torch.tensor([int(mine)], dtype=torch.int64, device=torch.cuda.current_device())
+        torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MIN)
+        return bool(vote.item())
+
     # ------------------------------------------------------------------------------------------- small state
 
     def rng(self) -> dict[str, Any]:
@@ -192,6 +202,12 @@ class MegatronHost:
             scheduler["num_steps"] = start.scheduler["num_steps"] + batch
         flops = start.flops + _module("megatron.training.training").num_floating_point_operations(args(), batch)
         return SmallState(record.step, now.rng, counters, scheduler, now.scalers, flops)
+
+    def evaluation_batches(self, step: int) -> int:
+        """Micro-batches that this rank reads in the evaluation after `step`; 0 if there is none."""
+        space = args()
+        micro = getattr(space, "eval_micro_batch_size", None) or space.micro_batch_size
+        return evaluation_samples(step) // int(micro * _mpu().get_data_parallel_world_size())
 
     def step_ended(self) -> None:
         self._flops_open = True

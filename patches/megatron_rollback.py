@@ -123,6 +123,17 @@ def data(host: MegatronHost, _state: SmallState) -> None:
             iterator.iterable.rewind()
 
 
+def validation_data(host: MegatronHost, state: SmallState) -> None:
+    """An evaluation after step S that was interrupted is not repeated, but its batches are passed over: the next one
+    reads what it would have read."""
+    for iterator in _iterators(host.validation):
+        given = iterator.iterable.given if isinstance(iterator.iterable, ReplayIterator) else 0
+        for _ in range(host.evaluation_batches(state.step) - given):
+            next(iterator.iterable)
+        iterator.saved_microbatches = []
+        iterator.replaying = False
+
+
 def parameters(host: MegatronHost, _state: SmallState) -> None:
     """Own shard from the main parameters, the others' by a gather: a collective of all ranks, and the last rule.
 
@@ -155,10 +166,11 @@ RULES: tuple[Callable[[MegatronHost, SmallState], None], ...] = (
 
 
 def roll_back(host: MegatronHost, state: SmallState, again: bool) -> None:
-    """Put everything to the end of `state.step`. The optimizer's shards are there already. `again`: this rank has taken
-    batches of the step after it, which have to come once more."""
+    """Put everything to the end of `state.step`. The optimizer's shards are there already. `again`: this rank has begun
+    the step after it, whose batches have to come once more, and has the evaluation after `state.step` behind itself."""
     if not again:
         mark_batches(host)
+        validation_data(host, state)
     for rule in RULES:
         rule(host, state)
 
@@ -172,16 +184,29 @@ def _bucket_groups(host: MegatronHost) -> Iterator[Any]:
         yield from chunk.expert_parallel_bucket_groups
 
 
+def _iterators(found: Any) -> list[Any]:
+    """Megatron gives one iterator, a list of them, or None on ranks that read no data."""
+    several = found if isinstance(found, list) else [found]
+    return [iterator for iterator in several if hasattr(iterator, "iterable")]
+
+
 def _data_iterators(host: MegatronHost) -> list[Any]:
-    found = host.data if isinstance(host.data, list) else [host.data]
-    return [iterator for iterator in found if iterator is not None]
+    return _iterators(host.data)
 
 
 def keep_batches(host: MegatronHost) -> None:
     """Put a replay iterator below Megatron's own, once; Megatron insists on the type of the outer one."""
-    for iterator in _data_iterators(host):
+    for iterator in [*_data_iterators(host), *_iterators(host.validation)]:
         if not isinstance(iterator.iterable, ReplayIterator):
             iterator.iterable = ReplayIterator(iterator.iterable)
+
+
+def mark_step(host: MegatronHost) -> None:
+    """A step begins: what its predecessor read is done with, and so is the evaluation between them."""
+    mark_batches(host)
+    for iterator in _iterators(host.validation):
+        if isinstance(iterator.iterable, ReplayIterator):
+            iterator.iterable.mark()
 
 
 def mark_batches(host: MegatronHost) -> None:

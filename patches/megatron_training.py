@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 from collections.abc import Callable
 from typing import Any
@@ -23,15 +24,18 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
     if session is None:
         return wrapped(*args, **kwargs)
     host, space = session.host, megatron_host.args()
-    model, optimizer, scheduler, data = args[1], args[2], args[3], args[4]
-    host.attach(model, optimizer, scheduler, data, space.num_floating_point_operations_so_far)
+    model, optimizer, scheduler, data, validation = args[1:6]
+    host.attach(model, optimizer, scheduler, data, validation, space.num_floating_point_operations_so_far)
     if space.load and os.path.realpath(space.load) == str(host.save_directory()):
         host.saved(space.iteration)
     signals.guard_children(session)
     megatron_rollback.keep_batches(host)
     session.train_begin(space.iteration, len(host.optimizers()))
+    resumed = False
     while True:
         try:
+            if resumed:
+                _save_if_due(session, args)
             return wrapped(*args, **kwargs)
         except SystemExit:
             if session.link.phase in ("between-steps", "start"):
@@ -39,6 +43,20 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
             session.recover(RuntimeError("the program called sys.exit in the middle of a step"))
         except BaseException as exc:
             session.recover(exc)
+        resumed = True
+
+
+def _save_if_due(session: Any, args: Arguments) -> None:
+    """The periodic checkpoint of step S, where the fault came before it or into it. All ranks agree on that first."""
+    host, space = session.host, megatron_host.args()
+    step = session.record.step
+    if not (space.save and space.save_interval and step and step % space.save_interval == 0):
+        return
+    if not host.all_agree(host.saved_step() == step):
+        checkpointing = importlib.import_module("megatron.training.checkpointing")
+        checkpointing.save_checkpoint(
+            step, args[1], args[2], args[3], space.num_floating_point_operations_so_far, args[8]
+        )
 
 
 @REGISTRY.wrap(f"{MODULE}:train_step", **HA)
@@ -47,7 +65,7 @@ def train_step(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwa
     if session is None:
         return wrapped(*args, **kwargs)
     host = session.host
-    megatron_rollback.mark_batches(host)
+    megatron_rollback.mark_step(host)
     session.step_begin(megatron_host.args().curr_iteration + 1, len(host.optimizers()))
     result = wrapped(*args, **kwargs)
     session.step_end()

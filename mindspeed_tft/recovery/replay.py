@@ -19,6 +19,11 @@ class ReplayIterator(Iterator[Any]):
         self._given.append(batch)
         return batch
 
+    @property
+    def given(self) -> int:
+        """How many batches came since the mark."""
+        return len(self._given)
+
     def mark(self) -> None:
         """A step begins here; what was given before will not be asked for again."""
         self._given = []

@@ -137,9 +137,12 @@ class Session(Generic[HostT]):
             self.link.fault("terminated", f"rank {self.info.rank} received {name}", own=True)
         return True
 
-    def recover(self, exc: BaseException) -> None:
+    def recover(self, exc: BaseException, outside: bool = False) -> None:
         """What a rank does when training ended with an exception: report and obey. Returns when training is to go on
         with the step after the last completed one; otherwise ends the process.
+
+        Args:
+            outside: the exception has left the training loop for good, so this rank cannot train on.
 
         Raises:
             BaseException: `exc` itself, when no controller protects this job.
@@ -149,6 +152,8 @@ class Session(Generic[HostT]):
             raise exc
         text = "".join(traceback.format_exception_only(type(exc), exc)).strip()
         kind = "peer" if isinstance(exc, CommunicationAborted) else self._classify(text)
+        if outside:
+            kind = "exception"
         if kind in ("peer", "stopped"):  # the second is what some devices raise on a rank that was told to stop
             if not self._stopping:
                 self.link.fault("peer", text, own=False)
