@@ -22,11 +22,10 @@ class Quiet:
 
 
 @pytest.fixture
-def run(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[bool], tuple[Path, Path, str]]:
+def run(references: Path, tmp_path: Path) -> Callable[[bool], tuple[Path, Path, str]]:
     """`run(on)`: train unbroken with the plugin imported; (reference checkpoint, own checkpoint, log)."""
-    assert request.config.cache is not None
     plan = rehearsal.Plan(layout=parse_layout("dp4"), faults=())
-    made = rehearsal.Rehearsal(plan, tmp_path, Path(request.config.cache.mkdir("tft_references")), Quiet())
+    made = rehearsal.Rehearsal(plan, tmp_path, references, Quiet())
 
     def go(on: bool) -> tuple[Path, Path, str]:
         reference = made.reference()

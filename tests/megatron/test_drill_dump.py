@@ -5,18 +5,13 @@ The few that run always take different ways through the dump; marker `full` runs
 
 from __future__ import annotations
 
-import json
-import os
-import shutil
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from .conftest import Drilled
 
 pytestmark = pytest.mark.megatron
 
@@ -25,46 +20,6 @@ PHASES = ("data", "forward", "backward", "grad-reduce", "clip", "commit", "updat
 KINDS = ("kill", "term", "segv", "exc")
 # Past the commit point every rank had final gradients: the step of the fault is finished and saved.
 SAVED = {"commit": (6, 7), "update": (7,), "param-gather": (7,)}
-KEPT_REFERENCES = 30
-
-
-@dataclass(frozen=True)
-class Drilled:
-    """What a drill left."""
-
-    status: int
-    report: dict[str, Any]
-    output: str
-    directory: Path
-
-
-@pytest.fixture(scope="module")
-def references(request: pytest.FixtureRequest) -> Path:
-    """Unbroken runs, kept between test runs: their key holds all that may change a byte of them."""
-    assert request.config.cache is not None
-    directory = Path(request.config.cache.mkdir("tft_references"))
-    entries = sorted(directory.glob("*/entry.json"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for outdated in entries[KEPT_REFERENCES:]:
-        shutil.rmtree(outdated.parent)
-    return directory
-
-
-@pytest.fixture
-def drill(references: Path, tmp_path: Path) -> Callable[..., Drilled]:
-    """`drill(*arguments)`: run `tftctl drill` with the defaults of these tests."""
-
-    def run(*arguments: str) -> Drilled:
-        file = tmp_path / "report.json"
-        command = [sys.executable, "-m", "mindspeed_tft.cli.main", "drill", "--timeout", "150"]
-        command += ["--json", str(file), "--keep", str(tmp_path / "kept"), *arguments]
-        environ = {**os.environ, "TFT_DRILL_CACHE": str(references), "COLUMNS": "160"}
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=500)
-        output = ended.stdout + ended.stderr
-        assert file.exists(), output
-        (directory,) = (tmp_path / "kept").glob("drill-*")
-        return Drilled(ended.returncode, json.loads(file.read_text()), output, directory)
-
-    return run
 
 
 def places() -> Iterator[tuple[str, str, int, str]]:

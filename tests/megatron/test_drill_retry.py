@@ -5,18 +5,13 @@ The few that run always damage memory and cut links; marker `full` runs the matr
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from itertools import product
-from pathlib import Path
-from typing import Any
 
 import pytest
+
+from .conftest import Drilled
 
 pytestmark = pytest.mark.megatron
 
@@ -31,44 +26,10 @@ WENT_ON_AFTER = {"commit": (6, 7), "update": (7,), "param-gather": (7,), "save":
 OVERLAP = ("--overlap-grad-reduce", "--overlap-param-gather")
 
 
-@dataclass(frozen=True)
-class Drilled:
-    """What a drill left."""
-
-    status: int
-    report: dict[str, Any]
-    output: str
-    directory: Path
-
-    @property
-    def incidents(self) -> list[dict[str, Any]]:
-        reports = (self.directory / "dump" / "tft_incidents").glob("incident-*.json")
-        return [json.loads(path.read_text()) for path in reports]
-
-
-@pytest.fixture(scope="module")
-def references(request: pytest.FixtureRequest) -> Path:
-    """Unbroken runs, kept between test runs, the same as those of the other drills."""
-    assert request.config.cache is not None
-    return Path(request.config.cache.mkdir("tft_references"))
-
-
 @pytest.fixture
-def drill(references: Path, tmp_path: Path) -> Callable[..., Drilled]:
-    """`drill(*arguments)`: run `tftctl drill --preset retry` with the defaults of these tests."""
-
-    def run(*arguments: str) -> Drilled:
-        file = tmp_path / "report.json"
-        command = [sys.executable, "-m", "mindspeed_tft.cli.main", "drill", "--preset", "retry", "--timeout", "150"]
-        command += ["--json", str(file), "--keep", str(tmp_path / "kept"), *arguments]
-        environ = {**os.environ, "TFT_DRILL_CACHE": str(references), "COLUMNS": "160"}
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=500)
-        output = ended.stdout + ended.stderr
-        assert file.exists(), output
-        (directory,) = (tmp_path / "kept").glob("drill-*")
-        return Drilled(ended.returncode, json.loads(file.read_text()), output, directory)
-
-    return run
+def retry(drill: Callable[..., Drilled]) -> Callable[..., Drilled]:
+    """`retry(*arguments)`: a drill with preset `retry`."""
+    return lambda *arguments: drill("--preset", "retry", *arguments)
 
 
 def _arguments(*faults: str) -> list[str]:
@@ -91,9 +52,9 @@ def _assert_exact(found: Drilled, *faults: str) -> None:
         assert report["resumed_at"] in WENT_ON_AFTER.get(faults[0].rpartition(":")[2], (6,))
 
 
-def test_damaged_memory_is_rebuilt_from_a_replica(drill: Callable[..., Drilled]) -> None:
+def test_damaged_memory_is_rebuilt_from_a_replica(retry: Callable[..., Drilled]) -> None:
     fault = "uce@1:7:backward"
-    found = drill("--fault", fault)
+    found = retry("--fault", fault)
     _assert_exact(found, fault)
     assert "bytes of" in _said(found, fault)  # it was destroyed indeed
     seconds = found.report["seconds"]
@@ -102,9 +63,9 @@ def test_damaged_memory_is_rebuilt_from_a_replica(drill: Callable[..., Drilled])
     assert (seconds["reboot"], seconds["dump"]) == (None, None)
 
 
-def test_a_broken_link_is_made_anew(drill: Callable[..., Drilled]) -> None:
+def test_a_broken_link_is_made_anew(retry: Callable[..., Drilled]) -> None:
     fault = "link@2:7:forward"
-    found = drill("--layout", "tp2dp2", "--fault", fault)
+    found = retry("--layout", "tp2dp2", "--fault", fault)
     _assert_exact(found, fault)
     assert "connections cut" in _said(found, fault)
 
@@ -126,47 +87,47 @@ def _matrix() -> list[tuple[str, str, str, int, str]]:
 
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "layout", "dtype", "rank", "phase"), _matrix())
-def test_matrix(drill: Callable[..., Drilled], kind: str, layout: str, dtype: str, rank: int, phase: str) -> None:
+def test_matrix(retry: Callable[..., Drilled], kind: str, layout: str, dtype: str, rank: int, phase: str) -> None:
     fault = f"{kind}@{rank}:7:{phase}"
-    _assert_exact(drill("--layout", layout, "--dtype", dtype, "--fault", fault), fault)
+    _assert_exact(retry("--layout", layout, "--dtype", dtype, "--fault", fault), fault)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize(
     ("kind", "phase"), list(product(KINDS, ("data", "forward", "backward", "grad-reduce", "clip")))
 )
-def test_communication_that_overlaps_computing(drill: Callable[..., Drilled], kind: str, phase: str) -> None:
+def test_communication_that_overlaps_computing(retry: Callable[..., Drilled], kind: str, phase: str) -> None:
     """The gradient reduction runs inside the backward pass, the gather of step 6 inside the forward pass of step 7."""
     fault = f"{kind}@1:7:{phase}"
-    _assert_exact(drill("--fault", fault, "--", *OVERLAP), fault)
+    _assert_exact(retry("--fault", fault, "--", *OVERLAP), fault)
 
 
 @pytest.mark.full
-def test_two_ranks_of_different_shards_at_once(drill: Callable[..., Drilled]) -> None:
+def test_two_ranks_of_different_shards_at_once(retry: Callable[..., Drilled]) -> None:
     faults = ("uce@0:7:forward", "uce@1:7:forward")
-    _assert_exact(drill(*_arguments(*faults)), *faults)
+    _assert_exact(retry(*_arguments(*faults)), *faults)
 
 
 @pytest.mark.full
-def test_both_holders_of_a_shard_at_once_cannot_be_repaired(drill: Callable[..., Drilled]) -> None:
+def test_both_holders_of_a_shard_at_once_cannot_be_repaired(retry: Callable[..., Drilled]) -> None:
     """On dp4 with 2 replicas ranks 1 and 3 hold the same shard: nobody is left to give it, so nothing is made up."""
-    found = drill(*_arguments("uce@1:7:forward", "uce@3:7:forward"))
+    found = retry(*_arguments("uce@1:7:forward", "uce@3:7:forward"))
     assert (found.status, found.report["verdict"]) == (5, "lost"), found.output
 
 
 @pytest.mark.full
-def test_one_fault_after_the_other(drill: Callable[..., Drilled]) -> None:
+def test_one_fault_after_the_other(retry: Callable[..., Drilled]) -> None:
     faults = ("uce@1:4:backward", "link@0:7:clip", "uce@1:9:update")
-    found = drill(*_arguments(*faults))
+    found = retry(*_arguments(*faults))
     _assert_exact(found, *faults)
     assert [recovery["strategy"] for recovery in found.report["recoveries"]] == ["retry"] * 3
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_defect_that_hits_no_live_tensor_moves_no_bytes(drill: Callable[..., Drilled], layout: str) -> None:
+def test_a_defect_that_hits_no_live_tensor_moves_no_bytes(retry: Callable[..., Drilled], layout: str) -> None:
     fault = "uce-low@2:7:backward"
-    found = drill("--layout", layout, "--fault", fault)
+    found = retry("--layout", layout, "--fault", fault)
     _assert_exact(found, fault)
     orders = [order for incident in found.incidents for order in incident["orders"]]
     assert orders
@@ -175,30 +136,30 @@ def test_a_defect_that_hits_no_live_tensor_moves_no_bytes(drill: Callable[..., D
 
 @pytest.mark.full
 @pytest.mark.parametrize(("kind", "phase"), list(product(KINDS, ("backward", "commit", "save"))))
-def test_a_step_that_the_loss_scaler_skips(drill: Callable[..., Drilled], kind: str, phase: str) -> None:
+def test_a_step_that_the_loss_scaler_skips(retry: Callable[..., Drilled], kind: str, phase: str) -> None:
     """The scale doubles until a step finds infinities, is skipped everywhere and halves it: step 7 is one of them."""
     fault = f"{kind}@3:7:{phase}"
-    found = drill("--dtype", "fp16", "--fault", fault, "--", "--loss-scale-window", "1", "--hysteresis", "1")
+    found = retry("--dtype", "fp16", "--fault", fault, "--", "--loss-scale-window", "1", "--hysteresis", "1")
     _assert_exact(found, fault)
     log = (found.directory / "broken.log").read_text()
     assert re.search(r"iteration +7/ +12 .*number of skipped iterations: +1 ", log)
 
 
 @pytest.mark.full
-def test_with_dropout_the_same_masks_are_drawn_again(drill: Callable[..., Drilled]) -> None:
+def test_with_dropout_the_same_masks_are_drawn_again(retry: Callable[..., Drilled]) -> None:
     fault = "uce@2:7:backward"
-    _assert_exact(drill("--fault", fault, "--", "--hidden-dropout", "0.2", "--attention-dropout", "0.2"), fault)
+    _assert_exact(retry("--fault", fault, "--", "--hidden-dropout", "0.2", "--attention-dropout", "0.2"), fault)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("launcher", ["torchrun", "tftrun"])
-def test_both_launchers(drill: Callable[..., Drilled], launcher: str) -> None:
-    _assert_exact(drill("--launcher", launcher), "uce@1:7:backward")
+def test_both_launchers(retry: Callable[..., Drilled], launcher: str) -> None:
+    _assert_exact(retry("--launcher", launcher), "uce@1:7:backward")
 
 
 @pytest.mark.full
-def test_what_cannot_be_repaired_is_saved(drill: Callable[..., Drilled]) -> None:
-    found = drill("--fault", "kill@2:7:forward")
+def test_what_cannot_be_repaired_is_saved(retry: Callable[..., Drilled]) -> None:
+    found = retry("--fault", "kill@2:7:forward")
     report = found.report
     assert (found.status, report["verdict"], report["strategy"]) == (4, "degraded", "dump"), found.output
     assert (report["resumed_at"], report["steps_lost"], report["compared"]["different"]) == (6, 0, 0)
