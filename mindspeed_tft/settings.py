@@ -164,8 +164,8 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     words = [word.strip() for word in environ.get("HIGH_AVAILABILITY", "").split(",") if word.strip()]
     for word in words:
         if word not in STRATEGIES:
-            raise Refused("HIGH_AVAILABILITY", f"unknown word {word!r}",
-                          f"use a comma list of {', '.join(STRATEGIES)}")  # fmt: skip
+            raise Refused("HIGH_AVAILABILITY", f"unknown word {word!r} (known are {', '.join(STRATEGIES)})",
+                          "use a comma list of dump and retry; the others are not in this version")  # fmt: skip
         found[STRATEGIES[word]] = True
     if words:  # any strategy stands on the dump
         found["enable_high_availability"] = True

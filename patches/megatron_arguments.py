@@ -136,7 +136,7 @@ def check(settings: Settings, space: Any, environ: Any) -> None:
             raise Refused(flag_of(attribute), reason, remedy)
     for conflict in mindspeed.refuse_conflicts(space):
         raise Refused("--enable-high-availability", conflict, "turn one of the two off")
-    _check_network(settings, environ)
+    _check_network(settings, space, environ)
 
 
 def _check_rules(settings: Settings) -> None:
@@ -177,6 +177,8 @@ def _check_layout(settings: Settings, space: Any) -> None:
 def _check_checkpoint(space: Any) -> None:
     if not space.save:
         raise Refused("--enable-high-availability", "there is no place for a dump, --save is missing", "add --save DIR")
+    if space.save_interval is None:
+        raise Refused("--save", "Megatron wants to know how often to save as well", "add --save-interval N")
     if space.ckpt_format != "torch":
         raise Refused("--ckpt-format", f"dumps in format {space.ckpt_format!r} are not in this version yet",
                       "add --ckpt-format torch")  # fmt: skip
@@ -186,7 +188,13 @@ def _check_checkpoint(space: Any) -> None:
         )
 
 
-def _check_network(settings: Settings, environ: Any) -> None:
+def _check_network(settings: Settings, space: Any, environ: Any) -> None:
+    backend = space.distributed_backend
+    if backend != "gloo":
+        raise Refused("--distributed-backend",
+                      f"a rank cannot be taken out of a collective of {backend} in this version yet, so survivors could"
+                      " not save", "use --distributed-backend gloo, or train without --enable-high-availability"
+                      )  # fmt: skip
     hosts = int(environ.get("GROUP_WORLD_SIZE", "1"))
     if hosts > 1 and not settings.tft_tls_dir and not settings.tft_insecure:
         raise Refused("--tft-tls-dir", f"{hosts} nodes would talk to the controller without authentication",

@@ -17,6 +17,17 @@ from mindspeed_tft.faults.rehearsal import Report, rehearse, totals
 
 FAULT = "kill@1:7:backward"
 
+# What the stages of a report mean to somebody who has not read about them.
+STAGES = {
+    "detect": "until the fault was noticed",
+    "stop": "until all ranks had stopped and reported",
+    "decide": "to decide what to save",
+    "dump": "to write and verify the checkpoint",
+    "exit": "to leave",
+    "reboot": "start of the new job (Megatron's own)",
+    "first_step": "first step of the new job",
+}
+
 STORY = """\
 A GPT is pre-trained with Megatron on 4 data-parallel ranks. In step 7 rank 1 is killed (SIGKILL) in the middle of its
 backward pass. The survivors write a complete checkpoint of step 6, the last completed one, and the job ends. Megatron
@@ -80,18 +91,20 @@ def table_of(report: Report, control: Control | None) -> Table:
     table.add_row("steps lost", str(verdict.steps_lost(seen)))
     for name, value in report.seconds.items():
         if value is not None:
-            table.add_row(f"seconds, {name}", f"{value:.2f}")
+            table.add_row(f"seconds, {STAGES.get(name, name)}", f"{value:.2f}")
     table.add_row("compared", f"{compared['tensors']} tensors, {compared['bytes']} bytes")
     table.add_row("different", str(compared["different"]))
     if control is not None:
-        table.add_row("control", escape(_control_text(control)))
-    table.add_row("verdict", report.verdict.value)
+        table.add_row("self-check", escape(_control_text(control)))
+    exact = report.verdict is verdict.Verdict.EXACT
+    meaning = ": every byte is that of the unbroken run, no completed step was lost" if exact else ""
+    table.add_row("verdict", report.verdict.value + meaning)
     return table
 
 
 def _control_text(control: Control) -> str:
     if control.different == 1:
-        return f"one byte of a copy of the dump changed: caught, {control.first_difference}"
+        return f"one byte of a copy of the dump was changed, and the comparison found it: {control.first_difference}"
     return (
         f"one byte of a copy changed ({control.change}), but {control.different} differences found: NOT to be trusted"
     )

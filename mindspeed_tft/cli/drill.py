@@ -31,14 +31,16 @@ _COLOURS = {"exact": "green", "inexact": "red", "degraded": "yellow", "lost": "r
 
 def command(
     context: typer.Context,
-    preset: Annotated[str, typer.Option(help="What is rehearsed: dump, retry, recover, elastic.")] = "dump",
+    preset: Annotated[str, typer.Option(help="What is rehearsed: dump or retry.")] = "dump",
     layout: Annotated[str, typer.Option(help="Parallel sizes, such as dp4, tp2dp2, pp2dp2, tp2pp2dp2.")] = "dp4",
     fault: Annotated[
         Optional[list[str]],  # noqa: UP045  typer reads this annotation on Python 3.10 as well
         typer.Option(
             metavar="KIND@RANK:STEP[:PHASE]",
-            help="Repeatable; STEP is the step being computed, the first is 1. "
-            "[default: kill@1:7:backward; with preset retry uce@1:7:backward]",
+            help="Repeatable; STEP is the step being computed, the first is 1. KIND: kill term segv exc; with preset "
+            "retry uce (device memory destroyed) uce-low (none of it in use) link (connections cut). PHASE: data "
+            "forward backward grad-reduce clip commit update param-gather; with preset retry also save eval; none: "
+            "chosen by the seed. Default kill@1:7:backward, with preset retry uce@1:7:backward.",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of the whole training.")] = 12,
@@ -47,7 +49,7 @@ def command(
     seed: Annotated[int, typer.Option(help="Of the training, and of what the drill chooses by chance.")] = 1234,
     megatron: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(help="A Megatron-LM checkout. [default: the installed megatron-core]"),
+        typer.Option(help="A Megatron-LM checkout; without it the installed megatron-core."),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare/--no-compare", help="Compare with the unbroken run.")] = True,
     json_file: Annotated[

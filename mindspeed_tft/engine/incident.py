@@ -113,7 +113,7 @@ class Incident:
         text += f"Step {ending.step} is saved" + (f" in {ending.path}" if ending.path else "")
         text += " (it was on disk already)" if ending.outcome == "exists" else ""
         text += f"; {count(max(0, furthest - ending.step), 'completed step')} lost."
-        return text + (f" Go on with: {ending.resume}" if ending.resume else "")
+        return text + (f" Go on with:\n{ending.resume}" if ending.resume else "")
 
     def as_dict(self) -> dict[str, object]:
         return {

@@ -258,7 +258,12 @@ class Rehearsal:
         Raises:
             JobFailed: stock Megatron itself does not run here.
         """
-        self._listener.stage("reference", "the same job unbroken, without the plugin", 1, self.plan.steps)
+        self._listener.stage(
+            "reference",
+            f"the same job unbroken, stock Megatron with {self.plan.replicas} optimizer instances",
+            1,
+            self.plan.steps,
+        )
         entry, kept = self._cache.get(self._reference_key, self._make_reference)
         self._listener.done("taken from an earlier drill" if kept else "")
         return entry / "save"
@@ -277,7 +282,7 @@ class Rehearsal:
         }
         flags = (*plugin_flags(plan), "--save", str(self.dump), "--save-interval", str(save_interval(plan)))
         ended = self._run("broken", gpt_job.WITH_PLUGIN, flags, env, plan.launcher)
-        self._listener.done(_how(ended))
+        self._listener.done(_how(ended, broken=plan.preset == "dump"))
         return ended
 
     def resumed(self, saved: int) -> jobs.Ended:
@@ -370,7 +375,10 @@ def _module_path(name: str) -> Path:
     return origin.parent if origin.name == "__init__.py" else origin
 
 
-def _how(ended: jobs.Ended) -> str:
+def _how(ended: jobs.Ended, broken: bool = False) -> str:
+    """In a few words; that a broken job ends with another status than 0 is what it has to do."""
+    if broken and ended.returncode:
+        return f"ended as it had to, exit status {ended.returncode}"
     return "killed at its deadline" if ended.timed_out else f"exit status {ended.returncode}"
 
 

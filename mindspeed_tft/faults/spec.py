@@ -115,9 +115,11 @@ def parse_fault(text: str) -> FaultSpec:
         raise SpecError(f"--fault {text!r}: expected KIND@RANK:STEP[:PHASE], for example kill@1:7:backward")
     kind, phase = found["kind"], found["phase"]
     if kind not in KINDS:
-        raise SpecError(f"--fault {text!r}: unknown kind {kind!r}; known kinds: {' '.join(KINDS)}")
+        usable = "; ".join(f"with preset {preset}: {' '.join(kinds)}" for preset, kinds in AVAILABLE_KINDS.items())
+        raise SpecError(f"--fault {text!r}: unknown kind {kind!r}; {usable}")
     if phase is not None and phase not in PHASES:
-        raise SpecError(f"--fault {text!r}: unknown phase {phase!r}; known phases: {' '.join(PHASES)}")
+        usable = "; ".join(f"with preset {preset}: {' '.join(names)}" for preset, names in AVAILABLE_PHASES.items())
+        raise SpecError(f"--fault {text!r}: unknown phase {phase!r}; {usable}")
     step = int(found["step"])
     if step < 1:
         raise SpecError(f"--fault {text!r}: step {step} does not exist; the first step is 1")
@@ -156,7 +158,7 @@ def check_replicas(layout: Layout, replicas: int) -> None:
     if replicas < 1:
         raise SpecError(f"--replicas {replicas}: expected at least 1")
     if layout.dp % replicas:
-        fitting = " ".join(str(n) for n in range(1, layout.dp + 1) if layout.dp % n == 0)
+        fitting = " ".join(str(n) for n in range(2, layout.dp + 1) if layout.dp % n == 0)
         raise SpecError(
             f"--replicas {replicas}: the data-parallel size {layout.dp} of layout {layout} must be divisible by it; "
             f"fitting: {fitting}"
@@ -193,12 +195,17 @@ def _check_axes(layout: Layout) -> None:
             )
 
 
+def _elsewhere(kind: str) -> str:
+    fitting = [preset for preset, kinds in AVAILABLE_KINDS.items() if kind in kinds]
+    return f"; use --preset {fitting[0]}" if fitting else ""
+
+
 def _check_fault(preset: str, layout: Layout, fault: FaultSpec, steps: int) -> None:
     kinds, phases = AVAILABLE_KINDS[preset], AVAILABLE_PHASES[preset]
     if fault.kind not in kinds:
         raise SpecError(
-            f"--fault {fault}: kind {fault.kind!r} is not available with preset {preset} yet; "
-            f"available: {' '.join(kinds)}"
+            f"--fault {fault}: kind {fault.kind!r} is not available with preset {preset}, where there are "
+            f"{' '.join(kinds)}{_elsewhere(fault.kind)}"
         )
     if fault.phase is not None and fault.phase not in phases:
         raise SpecError(

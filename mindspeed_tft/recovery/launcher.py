@@ -12,6 +12,7 @@ _NAMES = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "tftr
 _OPTIONS = ("--shutdown-timeout", "--shutdown_timeout")
 ENV_SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 TORCHRUN_DEFAULT = 30.0
+_ENVIRONMENT = ("HIGH_AVAILABILITY", "TTP_ADDR", "TTP_OT")
 # Options of Megatron that make it load another step, or not all of a checkpoint; True: followed by a value.
 _LOADS_ELSE = {"--load": True, "--ckpt-step": True, "--pretrained-checkpoint": True, "--finetune": False,
                "--no-load-optim": False, "--no-load-rng": False}  # fmt: skip
@@ -40,8 +41,10 @@ def patience(found: list[str]) -> float | None:
 
 
 def resume_command(save: str) -> str:
-    """The job's own command line with `--load SAVE` in it, ready to paste."""
-    return " ".join(shlex.quote(word) for word in with_load(words() or [sys.executable, *sys.argv], save))
+    """The job's own command line with `--load SAVE` in it, ready to paste in the same directory: also what protected it
+    through the environment."""
+    kept = [f"{name}={shlex.quote(os.environ[name])}" for name in _ENVIRONMENT if os.environ.get(name)]
+    return " ".join([*kept, *map(shlex.quote, with_load(words() or [sys.executable, *sys.argv], save))])
 
 
 def with_load(found: list[str], save: str) -> list[str]:

@@ -67,6 +67,7 @@ class Session(Generic[HostT]):
         self.info: RankInfo = host.info()
         self.record = StepRecord()
         self._fault = ""
+        self._broken: BaseException | None = None  # what ended the training loop
         self._asked = False  # to end, by a signal
         self._updating = False
         self._deferred: Exception | None = None
@@ -164,7 +165,7 @@ class Session(Generic[HostT]):
             self._fault = text
             self._damaged = self._damaged or kind == "memory"
             self.link.fault("memory" if kind == "memory-low" else kind, text, own=True)
-        release(exc)
+        self._broken = exc  # let go of when training is to go on; on the way out nobody needs the memory
         self._updating = False
         self._obey()
 
@@ -271,6 +272,9 @@ class Session(Generic[HostT]):
     def _roll_back(self, step: int) -> dict[str, str]:
         if self._damaged:
             raise files.DumpError("this rank's memory was damaged and not repaired")
+        if self._broken is not None:
+            release(self._broken)
+            self._broken = None
         state, again = self._state_of(step), self.record.step == step + 1
         self.host.roll_back(state, again)
         self.train_begin(step, len(self.record.updates))

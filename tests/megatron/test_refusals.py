@@ -47,7 +47,7 @@ def cases(tmp_path: Path, port: int) -> dict[str, tuple[list[str], tuple[str, ..
         "save missing": case(HA, "--save is missing", "add --save DIR"),
         "save not writable": case([*HA, "--save", str(occupied / "below")], "--save", "not writable", "Remedy"),
         "unknown YAML key": case([*on, "--tft-config", str(preset)], "--tft-config", "optimizer-replica-num"),
-        "unknown word": case(on, "HIGH_AVAILABILITY", "'dmup'", "dump, retry", HIGH_AVAILABILITY="dmup"),
+        "unknown word": case(on, "HIGH_AVAILABILITY", "'dmup'", "dump and retry", HIGH_AVAILABILITY="dmup"),
         "port taken": case([*on, "--tft-controller-port", str(port)], "--tft-controller-port", "taken", "free port"),
         "no distributed optimizer": case(
             ["--enable-high-availability", *save], "distributed optimizer", "add --use-distributed-optimizer"
@@ -57,6 +57,8 @@ def cases(tmp_path: Path, port: int) -> dict[str, tuple[list[str], tuple[str, ..
         "contradiction": case(
             [*on, "--num-distributed-optimizer-instances", "4"], "--num-distributed-optimizer-instances", "contradicts"
         ),
+        "another backend": case([*on, "--distributed-backend", "nccl"], "--distributed-backend", "nccl", "gloo"),
+        "save interval missing": case([*HA, "--save", str(tmp_path / "save")], "--save", "add --save-interval N"),
         "several nodes in the open": case(on, "--tft-tls-dir", "--tft-insecure", GROUP_WORLD_SIZE="2"),
         "mixture of experts": case([*on, "--num-experts", "4"], "--num-experts", "dense"),
         "virtual pipeline": case(
