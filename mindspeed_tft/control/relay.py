@@ -208,14 +208,14 @@ class Relay:
     def _end_of_stream(self, link: RankLink) -> None:
         self._close(link)
         if link.goodbye or link.pidfd < 0 or pids.is_dead(link.pidfd):
-            self._remove(link, "its connection was closed" if link.pidfd < 0 else "its process ended")
+            self._remove(link, "closed its connection" if link.pidfd < 0 else "ended")
         # Else the process lives, so its training goes on: its end is what counts, and the descriptor will tell.
 
     def _died(self, link: RankLink) -> None:
         if link.open:
             self._readable(link)
             self._close(link)
-        self._remove(link, "its process ended")
+        self._remove(link, "ended")
 
     def _close(self, link: RankLink) -> None:
         if link.open:
@@ -237,7 +237,7 @@ class Relay:
         if link.rank >= 0 and self._ranks.get(link.rank) is link:
             del self._ranks[link.rank]
             if not link.goodbye:
-                message = f"rank {link.rank} (process {link.pid}): {why}"
+                message = f"process {link.pid} {why}"
                 gone = codec.lost_to_wire(
                     RankLost(0.0, link.rank, message, link.pid), link.session, link.hello.hello.info
                 )
@@ -275,7 +275,7 @@ class Relay:
             if old.session == says.hello.session:
                 del self._ranks[rank]
             self._close(old)
-            self._remove(old, "another process took its place")
+            self._remove(old, "was replaced by another one")
         fresh = link.rank < 0
         link.rank, link.session, link.hello = rank, says.hello.session, says
         self._ranks[rank] = link

@@ -86,9 +86,12 @@ def possible_steps(faults: Sequence[FaultSpec]) -> tuple[int, ...]:
     """The steps at which the job may be saved after the first of these faults, the lowest first.
 
     A rank that broke before the commit point of its step held all others back; once one is past it, every rank had
-    final gradients and the step must be finished. At the commit point itself both can happen.
+    final gradients and the step must be finished. At the commit point itself both can happen. A rank that is asked to
+    end breaks nothing: it trains on until the stop arrives, which may be in the next step.
     """
     first = min(faults, key=lambda fault: (fault.step, _phase_index(fault)))
+    if first.kind == "term":
+        return (first.step - 1, first.step, first.step + 1)
     phase = _phase_index(first)
     if phase < _COMMIT:
         return (first.step - 1,)

@@ -171,6 +171,7 @@ def test_the_worst_finding_decides() -> None:
     ],
 )
 def test_the_phase_of_the_first_fault_says_which_step_can_be_saved(faults: list[str], steps: tuple[int, ...]) -> None:
+    assert possible_steps([parse_fault("term@1:7:clip")]) == (6, 7, 8)
     assert possible_steps([parse_fault(text) for text in faults]) == steps
 
 
