@@ -45,7 +45,7 @@ def cases(tmp_path: Path, port: int) -> dict[str, tuple[list[str], tuple[str, ..
             [*on, "--optimizer-replica-num", "3"], "--optimizer-replica-num", "use one of 2, 4", "does not divide"
         ),
         "save missing": case(HA, "--save is missing", "add --save DIR"),
-        "save not writable": case([*HA, "--save", str(occupied / "below")], "--save", "not writable", "Remedy"),
+        "save not writable": case([*on, "--save", str(occupied / "below")], "--save", "not writable", "Remedy"),
         "unknown YAML key": case([*on, "--tft-config", str(preset)], "--tft-config", "optimizer-replica-num"),
         "unknown word": case(on, "HIGH_AVAILABILITY", "'dmup'", "dump and retry", HIGH_AVAILABILITY="dmup"),
         "port taken": case([*on, "--tft-controller-port", str(port)], "--tft-controller-port", "taken", "free port"),
