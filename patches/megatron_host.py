@@ -1,7 +1,7 @@
 """Megatron as one rank of a recovery sees it: implements `recovery.host.Host` for the distributed optimizer.
 
 Everything is looked up when it is called, never imported at the top: MindSpeed's un-patching skips our modules, and
-this file must import without Megatron. No method communicates, except `commit`.
+this file must import without Megatron. What a dump uses communicates with nobody: the world may be broken then.
 """
 
 from __future__ import annotations

@@ -18,9 +18,8 @@ def serve(config: ControlConfig, args: argparse.Namespace, ready: daemon.Ready) 
     from mindspeed_tft.observe.incident import Recorder
 
     module, _, name = config.engine.partition(":")
-    more = {"strategies": frozenset(config.strategies)} if set(config.strategies) != {"dump"} else {}
     engine = getattr(importlib.import_module(module), name)(
-        config.deadlines, config.world_size, tag=secrets.token_hex(3), **more
+        config.deadlines, config.world_size, tag=secrets.token_hex(3), strategies=frozenset(config.strategies)
     )
 
     async def main() -> None:

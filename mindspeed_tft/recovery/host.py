@@ -10,7 +10,8 @@ from mindspeed_tft.recovery.record import SmallState, StepRecord
 
 
 class Host(Protocol):
-    """The framework as one rank sees it. No method may communicate, except `commit`."""
+    """The framework as one rank sees it. Only `commit` and what a repair uses after `regroup` may communicate: during a
+    dump there is nobody to talk to."""
 
     def info(self) -> RankInfo:
         """Who this rank is and which optimizer shards it holds."""

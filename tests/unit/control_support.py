@@ -21,7 +21,7 @@ DEADLINES = t.Deadlines(heartbeat=0.1, heartbeat_lost=2.0, stop=3.0, order=5.0, 
 class FakeEngine:
     """On the first fault: stop all, collect reports, one FINISH_UPDATE and one EXIT for each rank, closed."""
 
-    def __init__(self, deadlines: t.Deadlines, world_size: int, tag: str = "") -> None:
+    def __init__(self, deadlines: t.Deadlines, world_size: int, tag: str, strategies: frozenset[str]) -> None:
         self.deadlines, self.world_size = deadlines, world_size
         self.live: set[int] = set()
         self.finished: set[int] = set()

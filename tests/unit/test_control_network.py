@@ -18,17 +18,16 @@ from pathlib import Path
 import grpc
 import pytest
 from control_support import DEADLINES, HERE, Job, config, until
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
 
 from mindspeed_tft.control import tls
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.config import ControlConfig, ControlRefused
 from mindspeed_tft.control.uplink import METHOD
 from mindspeed_tft.engine.incident import EXIT_SAVED
-
-x509 = pytest.importorskip("cryptography.x509")
-from cryptography.hazmat.primitives import hashes, serialization  # noqa: E402
-from cryptography.hazmat.primitives.asymmetric import ec  # noqa: E402
-from cryptography.x509.oid import NameOID  # noqa: E402
 
 SECOND = 1.0
 
