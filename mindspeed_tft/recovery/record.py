@@ -6,9 +6,10 @@ One `StepRecord` lives per rank and is stamped from the step path by plain attri
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from mindspeed_tft import encode
 from mindspeed_tft.engine.types import Commit, Update
 
 
@@ -22,6 +23,22 @@ class SmallState:
     scheduler: dict[str, Any]
     scalers: list[dict[str, Any]]  # per optimizer of the chain; empty dicts where there is no loss scaling
     flops: float
+
+    def to_bytes(self) -> bytes:
+        """For another rank; see `encode`."""
+        return encode.dumps({field.name: getattr(self, field.name) for field in fields(self)})
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> SmallState:
+        """The opposite of `to_bytes`.
+
+        Raises:
+            EncodeError: not such bytes.
+        """
+        values = encode.loads(data)
+        if not isinstance(values, dict) or values.keys() != {field.name for field in fields(cls)}:
+            raise encode.EncodeError(f"{len(data)} bytes are no small state")
+        return cls(**values)
 
 
 @dataclass
