@@ -15,6 +15,7 @@ from typing import Any
 import torch
 
 from mindspeed_tft.groups import GroupTable, SwappableGroup
+from mindspeed_tft.groups.audit import Member
 from mindspeed_tft.patches.groups import HIGH_AVAILABILITY, MASTER
 from mindspeed_tft.registry import REGISTRY
 
@@ -58,11 +59,8 @@ def regroup(epoch: int, timeout: timedelta) -> int:
         RuntimeError: some rank did not come within `timeout` per group, or the store is gone.
     """
     import torch.distributed.distributed_c10d as c10d
-    from torch._C._distributed_c10d import PrefixStore
 
-    store = c10d._get_default_store().clone()  # type: ignore[attr-defined]
-    store.set_timeout(timeout)
-    place = PrefixStore(f"tft-epoch-{epoch}", store)
+    place = _meeting_place(f"tft-epoch-{epoch}", timeout)
 
     def build(group: SwappableGroup) -> Any:
         inner = build_gloo(group, place, timeout)
@@ -72,6 +70,32 @@ def regroup(epoch: int, timeout: timedelta) -> int:
     count = table().rebuild(epoch, build)
     c10d._world.pg_coalesce_state.clear()  # an exception inside torch's coalescing manager leaves its list behind
     return count
+
+
+def audit_lockstep(timeout: timedelta) -> int:
+    """At the end of the first step after `regroup`, on all ranks: did all start the same communications since?
+    Returns the number of streams compared, 0 if there was no regroup since the last audit.
+
+    Raises:
+        LockstepBroken: they did not.
+        CommunicationAborted: a stop came meanwhile.
+    """
+    import torch.distributed as dist
+
+    if table().audit is None:
+        return 0
+    members = [Member(g.group_name, g.rank(), tuple(dist.get_process_group_ranks(g))) for g in table().groups()]
+    return table().check_lockstep(lambda: _meeting_place("tft-audit", timeout), members, timeout)
+
+
+def _meeting_place(name: str, timeout: timedelta) -> Any:
+    """A part of the job's own store, over a connection of its own: nobody waits for another thread's request."""
+    import torch.distributed.distributed_c10d as c10d
+    from torch._C._distributed_c10d import PrefixStore
+
+    store = c10d._get_default_store().clone()  # type: ignore[attr-defined]
+    store.set_timeout(timeout)
+    return PrefixStore(name, store)
 
 
 def build_gloo(group: SwappableGroup, store: Any, timeout: timedelta) -> Any:

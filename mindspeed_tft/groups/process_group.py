@@ -8,7 +8,7 @@ the object is still the same. Nothing here decides anything: the control plane c
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -17,6 +17,7 @@ from torch._C._distributed_c10d import Work
 from torch.distributed import ProcessGroup
 
 from mindspeed_tft.groups import sockets, waiting
+from mindspeed_tft.groups.audit import Audit, Member, Store
 
 # Operations whose handle can be waited for in slices (measured, one by one): a slice that times out changes nothing.
 IN_SLICES = """allreduce allgather _allgather_base all_gather_single broadcast reduce gather scatter alltoall_base
@@ -117,8 +118,15 @@ class SwappableGroup(ProcessGroup):
     def _launch(self, name: str, wait: Callable[[Any, waiting.Abort], None], *args: Any, **kwargs: Any) -> _Work:
         if self.table.aborted.is_set or self._inner is None:
             raise CommunicationAborted(f"group {self._name}: stopped ({self.table.aborted.reason or 'no backend'})")
+        if (audit := self.table.audit) is not None:
+            audit.note(self._name, self._rank, name, (*args, *kwargs.values()))
         work = self.guarded(lambda: getattr(self._inner, name)(*args, **kwargs))
         return _Work(work, self, wait)
+
+    def _note(self, name: str) -> None:
+        """One that has no arguments to compare."""
+        if (audit := self.table.audit) is not None:
+            audit.note(self._name, self._rank, name, ())
 
     # ------------------------------------------------------- what torch asks of a group (same answers as plain)
 
@@ -164,7 +172,8 @@ class SwappableGroup(ProcessGroup):
 
     @property
     def _device_types(self) -> list[torch.device]:
-        return list(self._backend()._device_types)
+        # None while it is rebuilt: a device that is stopped in that moment looks at every group.
+        return list(self._inner._device_types) if self._inner is not None else []
 
     def _backend(self) -> Any:
         if self._inner is None:
@@ -189,18 +198,22 @@ class SwappableGroup(ProcessGroup):
         self._backend()._start_coalescing(device)
 
     def _end_coalescing(self, device: torch.device) -> _Work:
+        self._note("coalesced")
         return _Work(self._backend()._end_coalescing(device), self, waiting.wait_on_helper)
 
     def _get_sequence_number_for_group(self) -> int:
         return int(self._backend()._get_sequence_number_for_group())
 
     def monitored_barrier(self, *args: Any, **kwargs: Any) -> Any:
+        self._note("monitored_barrier")
         return self.guarded(lambda: self._backend().monitored_barrier(*args, **kwargs))
 
     def abort(self) -> None:
         self.close()
 
     def shutdown(self) -> None:
+        """torch destroys the group: it is not rebuilt any more."""
+        self.table.remove(self)
         self._inner = None
 
     def __repr__(self) -> str:
@@ -227,17 +240,28 @@ class GroupTable:
     def __init__(self, backend_name: str, connection_errors: tuple[str, ...]) -> None:
         self.backend_name = backend_name
         self.aborted = waiting.Abort()
+        self.audit: Audit | None = None  # what was started since the groups were rebuilt; None: nobody wants to know
         self._connection_errors = connection_errors
         self._groups: list[SwappableGroup] = []
         self._lock = threading.Lock()
         self._built = 0  # epoch of the backends; an abort that answers an older stop comes too late
+        self._builds = 0  # of that epoch
 
     def add(self, group: SwappableGroup) -> None:
         with self._lock:
             self._groups.append(group)
 
+    def remove(self, group: SwappableGroup) -> None:
+        with self._lock:
+            self._groups = [other for other in self._groups if other is not group]
+
     def __len__(self) -> int:
         return len(self._groups)
+
+    def groups(self) -> list[SwappableGroup]:
+        """In the order of their creation."""
+        with self._lock:
+            return list(self._groups)
 
     def is_connection_error(self, exc: BaseException) -> bool:
         """Whether this text is one that the backend raises when a peer or a connection is gone."""
@@ -246,21 +270,22 @@ class GroupTable:
 
     def cut(self) -> int:
         """Shut all connections and tell nobody: what a broken link looks like. Returns how many were open."""
-        with self._lock:
-            groups = list(self._groups)
-        return sum(group.close() for group in groups)
+        return sum(group.close() for group in self.groups())
 
     def rebuild(self, epoch: int, build: Callable[[SwappableGroup], Any]) -> int:
         """Put a new backend of `epoch` below every group, in the order of their creation, which is the same on all
         members of a group; a collective over all ranks. For the thread that communicates, after `abort`. A failure
-        leaves the groups aborted. Returns the number of groups.
+        leaves the groups aborted. What is started from then on is noted, until `check_lockstep`. Returns the number of
+        groups.
 
         Raises:
             CommunicationAborted: a stop of a later epoch came meanwhile.
         """
         with self._lock:
+            self._builds = self._builds + 1 if epoch == self._built else 1
             self._built = epoch
             groups = list(self._groups)
+        self.audit = None
         old = [group.drop() for group in groups]
         # A gloo group waits for its threads when it is destroyed, and one of them may be stuck: not on this thread.
         threading.Thread(target=old.clear, name="tft-drop-groups", daemon=True).start()
@@ -272,7 +297,29 @@ class GroupTable:
         if not self.aborted.clear(epoch):
             self.cut()
             raise CommunicationAborted(f"epoch {epoch} was stopped while it was built ({self.aborted.reason})")
+        self.audit = Audit(epoch, self._builds)
         return len(groups)
+
+    def check_lockstep(self, connect: Callable[[], Store], members: Sequence[Member], timeout: timedelta) -> int:
+        """End the audit that `rebuild` began: compare with the other ranks, which all call this too (`Audit.check`).
+        Returns the number of streams compared, 0 without an audit.
+
+        Raises:
+            LockstepBroken: the ranks started different communications.
+            CommunicationAborted: a stop came meanwhile.
+        """
+        audit, self.audit = self.audit, None
+        if audit is None:
+            return 0
+        try:
+            return audit.check(connect, members, timeout, self.aborted)
+        except waiting.Interrupted as exc:
+            raise CommunicationAborted(f"lockstep audit: stopped ({exc})") from None
+
+    def answered(self, epoch: int) -> bool:
+        """Whether the groups were rebuilt, or are being rebuilt, for the stop of this epoch or for a later one."""
+        with self._lock:
+            return epoch <= self._built
 
     def abort(self, reason: str, epoch: int) -> int:
         """Free every thread that waits in any group, and its connections, so that no peer of the

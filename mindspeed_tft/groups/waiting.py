@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import queue
 import threading
+import weakref
 from collections.abc import Callable
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeAlias
 
 SLICE = timedelta(milliseconds=50)  # longest time an abort can stay unseen by a rank blocked in a collective
 
@@ -80,17 +81,23 @@ def wait_in_slices(work: Any, abort: Abort) -> None:
             raise Interrupted(abort.reason)
 
 
+_Jobs: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
+
+
+def _run(jobs: _Jobs) -> None:
+    while (job := jobs.get()) is not None:
+        job()
+        del job  # it holds the operation, and that its buffers, until the next one otherwise
+
+
 class Waiter:
-    """A helper thread that waits for sends and receives in the place of one calling thread."""
+    """A helper thread that waits for sends and receives in the place of one calling thread, and ends with it."""
 
     def __init__(self) -> None:
-        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._run, name="tft-p2p-wait", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while (job := self._jobs.get()) is not None:
-            job()
+        self._jobs: _Jobs = queue.SimpleQueue()
+        threading.Thread(target=_run, args=(self._jobs,), name="tft-p2p-wait", daemon=True).start()
+        # The thread does not refer to this object, which goes when the calling thread (its thread-local data) does.
+        weakref.finalize(self, self._jobs.put, None).atexit = False
 
     def wait(self, work: Any, abort: Abort) -> None:
         """Like `wait_in_slices`. After `Interrupted` this waiter may be stuck in the old operation: abandon it."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from datetime import timedelta
 
 import pytest
@@ -65,3 +66,33 @@ def test_the_helper_hands_over_result_and_error() -> None:
     wait_on_helper(done, Abort())
     with pytest.raises(RuntimeError, match="connection closed"):
         wait_on_helper(failed, Abort())
+
+
+def test_the_helper_ends_with_the_thread_that_it_waits_for() -> None:
+    def helpers() -> set[threading.Thread]:
+        return {thread for thread in threading.enumerate() if thread.name == "tft-p2p-wait"}
+
+    before, done = helpers(), Work()
+    done.ended.set()
+    seen: list[set[threading.Thread]] = []
+
+    def caller() -> None:
+        wait_on_helper(done, Abort())
+        seen.append(helpers() - before)
+
+    thread = threading.Thread(target=caller)
+    thread.start()
+    thread.join(10)
+    (mine,) = seen[0]
+    mine.join(10)
+    assert not mine.is_alive()
+
+
+def test_an_idle_helper_keeps_no_operation() -> None:
+    done = Work()
+    done.ended.set()
+    gone = threading.Event()
+    weakref.finalize(done, gone.set)
+    wait_on_helper(done, Abort())
+    del done
+    assert gone.wait(10)
