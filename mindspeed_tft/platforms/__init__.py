@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from mindspeed_tft.platforms.base import Platform
+from mindspeed_tft.platforms.base import Damage, Platform
 from mindspeed_tft.platforms.cpu import CpuPlatform
 from mindspeed_tft.platforms.cuda import CudaPlatform
 from mindspeed_tft.platforms.npu import NpuPlatform
 from mindspeed_tft.settings import Refused
 
-__all__ = ["Platform", "select"]
+__all__ = ["Damage", "Platform", "select"]
 
 # In the order in which `auto` tries them; the CPU is always there. A new platform is a module and a line here.
 _PLATFORMS: tuple[Platform, ...] = (NpuPlatform(), CudaPlatform(), CpuPlatform())

@@ -7,13 +7,23 @@ device abstraction for models: it holds only what recovery needs, and it grows o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from collections.abc import Iterable, Mapping
+from typing import ClassVar, Literal
 
 import torch
+from torch.distributed import ProcessGroup
+
+# What a memory error has hit: no live tensor; some tensors (which ones is not asked: all of this rank are replaced);
+# or memory that this process cannot give back, so that nothing on this device can be trusted or repaired.
+Damage = Literal["none", "some", "lost"]
 
 
 class Platform(ABC):
-    """A kind of device, seen from the rank that runs on one. Instances hold no state of a job."""
+    """A kind of device, seen from the rank that runs on one. Instances hold no state of a job.
+
+    What is not abstract has a default that is right for a device without work of that kind. Errors of the device are
+    passed on unchanged, because their text tells what kind of fault they are.
+    """
 
     name: ClassVar[str]  # as in --tft-platform
     backend: ClassVar[str]  # of torch.distributed
@@ -45,3 +55,64 @@ class Platform(ABC):
     @abstractmethod
     def memory_allocated(self) -> int:
         """Bytes that this process holds on the current device."""
+
+    # ------------------------------------------------------- online repair, in the order in which it is asked for
+
+    def why_no_repair(self, environ: Mapping[str, str]) -> str | None:
+        """At start-up: why this device, with this environment, cannot be repaired online, and the remedy; None when
+        it can."""
+        return None
+
+    def claim_device(self) -> None:  # noqa: B027  # nothing to do is an answer, here and below
+        """Remember the current device of the calling thread as that of this rank.
+
+        For the main thread, once it has chosen its device and before `stop_device` may come: the current device
+        belongs to a thread, and that of another thread is device 0, which is some other rank's.
+        """
+
+    def stop_device(self) -> None:  # noqa: B027
+        """Free a main thread that sits in a device operation; called from the control plane's worker thread.
+
+        Returns when the device has taken the order; the main thread gets an error in its own time. From here until
+        `restart_device` every operation on the device fails. Again is harmless.
+
+        Raises:
+            RuntimeError: the device refuses, or `claim_device` was not called.
+        """
+
+    def default_streams(self) -> None:  # noqa: B027
+        """Make the default stream current on the calling thread, whatever stream a broken step left it on."""
+
+    def damaged_memory(self) -> Damage:
+        """Ask the device what a memory error has hit; where it cannot tell, "some".
+
+        For the main thread of the rank that had the error: after `stop_device`; after everything that the broken
+        step held was released, because memory that is still in use counts as hit; and before `restart_device`, which
+        clears what the device knows. May give cached memory back to the device.
+        """
+        return "some"
+
+    def restart_device(self) -> None:  # noqa: B027
+        """Make a stopped device usable again, and its memory too, with the content of all healthy tensors kept.
+
+        For the main thread of every stopped rank: while the groups of the broken epoch still have their backends, and
+        before new ones are built.
+        """
+
+    def rebuild_in_place(self, group: ProcessGroup) -> bool:
+        """Whether the device rebuilds the links of `group` below the backend that it has; it has then let go of the
+        old ones. False, with nothing done: the group needs a new backend.
+
+        No rank may communicate on the group before all its members are back from this call: a late one would delete
+        what a quick one has published for the new links.
+        """
+        return False
+
+    def make_safe(self, tensors: Iterable[torch.Tensor]) -> int:
+        """Tell the device, after `restart_device`, that the content of these tensors is about to be replaced, so that
+        it lets damaged ones be written. Returns how many it was told.
+
+        It counts for all the memory that a tensor shares: who names one view of a buffer replaces the whole buffer,
+        or what the others read is damaged and nobody says so.
+        """
+        return 0

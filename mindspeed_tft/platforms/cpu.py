@@ -20,6 +20,9 @@ __all__ = ["CpuPlatform", "install", "installed", "uninstall"]
 
 
 class CpuPlatform(Platform):
+    """Nothing runs behind the back of the calling thread, so an online repair has nothing to stop, restart or make
+    safe: the defaults hold. A failed memory page is told by a signal that names no tensor, hence damage is "some"."""
+
     name = "cpu"
     backend = "gloo"
     device_type = "cpu"

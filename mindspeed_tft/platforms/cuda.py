@@ -11,6 +11,9 @@ from mindspeed_tft.platforms.base import Platform
 
 
 class CudaPlatform(Platform):
+    """A GPU has no order that aborts its work: a thread that waits in a collective is freed by the abort of the
+    communicator, and there is nothing to restart. Which tensors an ECC error has hit is not told, hence "some"."""
+
     name = "cuda"
     backend = "nccl"
     device_type = "cuda"
@@ -36,3 +39,6 @@ class CudaPlatform(Platform):
 
     def memory_allocated(self) -> int:
         return torch.cuda.memory_allocated()
+
+    def default_streams(self) -> None:
+        torch.cuda.set_stream(torch.cuda.default_stream())
