@@ -15,7 +15,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from mindspeed_tft import arguments
+from mindspeed_tft import arguments, platforms
 from mindspeed_tft import settings as settings_module
 from mindspeed_tft.control import launch
 from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig, ControlRefused, ControlUnavailable, meeting_dir
@@ -27,7 +27,9 @@ from mindspeed_tft.replica import holders
 from mindspeed_tft.settings import Settings
 
 if TYPE_CHECKING:
+    from mindspeed_tft.groups import GroupTable
     from mindspeed_tft.patches.megatron_host import MegatronHost
+    from mindspeed_tft.platforms import Platform
 
 log = logging.getLogger("mindspeed_tft")
 
@@ -43,6 +45,11 @@ def session() -> Session[MegatronHost] | None:
 
 def settings() -> Settings | None:
     return _settings
+
+
+def platform() -> Platform:
+    """The device that this process trains on."""
+    return platforms.select(_settings.tft_platform if _settings is not None else "auto")
 
 
 def regroup_seconds() -> float:
@@ -85,6 +92,8 @@ def protect(host: MegatronHost) -> None:
     info = host.info()
     deadlines = _settings.deadlines(launcher.patience(launcher.words()))
     incidents = _settings.tft_incident_dir or str(host.save_directory() / "tft_incidents")
+    device = platform()
+    device.claim_device()
     config = ControlConfig.from_env(
         deadlines,
         incidents,
@@ -101,7 +110,7 @@ def protect(host: MegatronHost) -> None:
     link = Processor(
         path,
         deadlines,
-        on_stop=lambda epoch, reason: table.abort(f"epoch {epoch}: {reason}", epoch),
+        on_stop=lambda epoch, reason: _come_out(table, device, epoch, reason),
         revive=None if unavailable else launch.reviver(config, local_rank),
     )
     if not link.start(info, 1.0 if unavailable else config.start):
@@ -116,6 +125,14 @@ def protect(host: MegatronHost) -> None:
     if rank == 0:
         _tell_replicas(_settings, host)
         _warn_of_patience(_settings)
+
+
+def _come_out(table: GroupTable, device: Platform, epoch: int, reason: str) -> None:
+    """Free the main thread, wherever it waits. What was built anew for this stop already is left alone."""
+    if table.answered(epoch):
+        return
+    table.abort(f"epoch {epoch}: {reason}", epoch)
+    device.stop_device()
 
 
 def _meet(config: ControlConfig, rank: int, local_rank: int) -> tuple[Path, str]:
@@ -136,15 +153,14 @@ def _classifier(found: Settings) -> Callable[[str], str]:
     """Names the kind of a fault by its text; without online repair nobody asks."""
     if not found.enable_hbmfault_repair:
         return lambda _text: "exception"
-    from mindspeed_tft import platforms
     from mindspeed_tft.faults import classify
 
-    name = platforms.select(found.tft_platform).name
+    name = platform().name
     rules = classify.load_rules(Path(found.tft_fault_rules)) if found.tft_fault_rules else ()
     return lambda text: classify.classify(text, name, rules).kind
 
 
-def _groups() -> Any:
+def _groups() -> GroupTable:
     from mindspeed_tft.patches import torch_distributed
 
     return torch_distributed.table()
@@ -172,8 +188,11 @@ def _tell_replicas(found: Settings, host: MegatronHost) -> None:
     size, count = host.data_parallel_size(), found.replicas
     text = "; ".join(f"shard {i} on positions {held}" for i, held in enumerate(holders.holders(size, count)))
     text = text if size <= 64 else "shard i on positions i, i + d/N, i + 2d/N, ..."
-    _say(f"N = {count} replicas over {size} data-parallel ranks: {text}")
     precision = holders.Precision[host.precision()]
+    if count == 1:
+        _say(f"no replicas ({holders.WITHOUT}): a destroyed shard is read from the last periodic checkpoint, online")
+        return
+    _say(f"N = {count} replicas over {size} data-parallel ranks: {text}")
     _say(
         f"memory: {holders.formula(precision)} = {holders.bytes_per_parameter(precision, count, size):g} bytes a"
         f" parameter ({precision.value}); without replicas {holders.bytes_per_parameter_plain(precision, size):g}"

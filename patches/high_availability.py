@@ -5,6 +5,7 @@ from __future__ import annotations
 from mindspeed_tft.patches import (  # noqa: F401  (importing declares)
     megatron_initialize,
     megatron_optimizer,
+    megatron_rerun,
     megatron_training,
     torch_distributed,
 )

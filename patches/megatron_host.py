@@ -24,10 +24,13 @@ import numpy as np
 import torch
 
 from mindspeed_tft.engine.types import Commit, RankInfo, Update
-from mindspeed_tft.patches import megatron_rollback, megatron_shards, torch_distributed
+from mindspeed_tft.groups import CommunicationAborted, LockstepBroken
+from mindspeed_tft.patches import megatron_rewind, megatron_rollback, megatron_shards, torch_distributed
 from mindspeed_tft.patches.megatron_shards import buckets, local_shards, state_keys
+from mindspeed_tft.platforms.base import Damage, Platform
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery.record import SmallState, StepRecord
+from mindspeed_tft.recovery.session import WrongNumbers
 
 
 def _module(name: str) -> Any:
@@ -50,8 +53,9 @@ class LockstepError(RuntimeError):
 class MegatronHost:
     """State and actions of this rank. `attach` is called once Megatron has built model and optimizer."""
 
-    def __init__(self, host_name: str | None = None, regroup_seconds: float = 10.0) -> None:
+    def __init__(self, platform: Platform, host_name: str | None = None, regroup_seconds: float = 10.0) -> None:
         """`regroup_seconds`: how long one process group may take to be built anew."""
+        self.platform = platform
         self._host_name = host_name or socket.gethostname()
         self.model: list[Any] = []
         self.optimizer: Any = None
@@ -59,7 +63,8 @@ class MegatronHost:
         self.data: Any = None
         self.validation: Any = None
         self.rerun_mode: Any = None
-        self._saved = -1
+        self.loaders: megatron_rewind.Loaders | None = None
+        self._saved: dict[int, Path] = {}  # step -> directory of checkpoints; only those of this run
         self._regroup_seconds = regroup_seconds
         self._flops = 0.0
         self._flops_open = False  # a step has ended whose operations are not counted yet
@@ -114,11 +119,29 @@ class MegatronHost:
         return Path(_module("megatron.training.checkpointing").get_checkpoint_tracker_filename(str(base)))
 
     def saved_step(self) -> int:
-        return self._saved
+        base = self.save_directory()
+        return max((step for step, place in self._saved.items() if place == base), default=-1)
 
-    def saved(self, step: int) -> None:
-        """Megatron completed, or loaded, its checkpoint of `step` in `--save`."""
-        self._saved = step
+    def saved(self, step: int, base: Path | None = None) -> None:
+        """Megatron completed its checkpoint of `step` in `--save`, or loaded that of `base`."""
+        self._saved[step] = base or self.save_directory()
+
+    def saving(self, step: int) -> None:
+        """The checkpoint of `step` is being overwritten, or was found to be unusable: it does not count any more."""
+        self._saved.pop(step, None)
+
+    def checkpoints(self) -> tuple[int, ...]:
+        if megatron_rewind.why_not(self):
+            return ()
+        return tuple(sorted(step for step, base in self._saved.items() if self._loadable(step, base)))
+
+    def _loadable(self, step: int, base: Path) -> bool:
+        """It is still there. Where this job does not save, it has to be the one that the tracker names: Megatron reads
+        the optimizer of that one."""
+        tracker = self.tracker(base)
+        if not (self.checkpoint_directory(base, step).is_dir() and tracker.is_file()):
+            return False
+        return base == self.save_directory() or tracker.read_text(encoding="utf-8").strip() == str(step)
 
     # ------------------------------------------------------------------------------------------- commit
 
@@ -311,20 +334,67 @@ class MegatronHost:
 
     # ------------------------------------------------------------------------------------------- repair
 
+    def damage(self) -> Damage:
+        return self.platform.damaged_memory()
+
     def regroup(self, epoch: int) -> None:
+        self.platform.restart_device()
         torch_distributed.regroup(epoch, timedelta(seconds=self._regroup_seconds))
 
+    def audit(self) -> None:
+        """At the end of the first step over new process groups: did all ranks communicate in lockstep?
+
+        Raises:
+            WrongNumbers: they did not, and an update was made of what came of it.
+        """
+        try:
+            torch_distributed.audit_lockstep(timedelta(seconds=self._regroup_seconds))
+        except LockstepBroken as exc:
+            raise WrongNumbers(str(exc), mine=True) from exc
+
     def send_shard(self, shard: str, target: int) -> None:
+        if shard == self._unowned:
+            megatron_shards.send_unowned(self.optimizers(), self.model, target)
+            return
         self._check_mine([shard])
         megatron_shards.send(self.optimizers(), self.model, target)
 
     def receive_shard(self, shard: str, source: int) -> None:
+        if shard == self._unowned:
+            self._overwrite()
+            megatron_shards.receive_unowned(self.optimizers(), self.model, source)
+            return
         self._check_mine([shard])
+        self._overwrite()
         megatron_shards.receive(self.optimizers(), self.model, source)
+
+    def _overwrite(self) -> None:
+        """All of this rank's state is about to be replaced: its shard and the tensors that nobody owns by a holder's,
+        gradients by zeros, parameters by a gather, or everything by a checkpoint."""
+        self.platform.make_safe(megatron_shards.state_tensors(self.model, self.optimizers()))
+
+    @property
+    def _unowned(self) -> str:
+        """The tensors that no optimizer owns: the same on all ranks of a part, and not all of them in a checkpoint."""
+        return f"{self.part()}/unowned"
 
     def roll_back(self, state: SmallState, again: bool) -> None:
         megatron_rollback.roll_back(self, state, again)
-        self._flops, self._flops_open = state.flops, False
+        self.set_flops(state.flops)
+
+    def load(self, step: int) -> None:
+        try:
+            megatron_rewind.rewind(self, step, self._saved[step])
+        except CommunicationAborted:
+            raise
+        except Exception:
+            self.saving(step)  # whatever is wrong with it, the next try takes an older one
+            raise
+        self._saved = {saved: base for saved, base in self._saved.items() if saved <= step}
+
+    def set_flops(self, value: float) -> None:
+        """Operations of all steps so far."""
+        self._flops, self._flops_open = value, False
 
     # ------------------------------------------------------------------------------------------- memory
 

@@ -16,5 +16,5 @@ def initialize_distributed(
     wrapped: Callable[..., Any], _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:
     result = wrapped(*args, **kwargs)
-    runtime.protect(MegatronHost(regroup_seconds=runtime.regroup_seconds()))
+    runtime.protect(MegatronHost(runtime.platform(), regroup_seconds=runtime.regroup_seconds()))
     return result

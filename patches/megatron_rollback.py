@@ -30,10 +30,10 @@ def _args() -> Any:
     return _module("megatron.training.global_vars").get_args()
 
 
-# ------------------------------------------------------------------------------------------------ the rules
+# ------------------------------------------------------------------- what a broken step leaves open, whatever comes
 
 
-def bucket_groups(host: MegatronHost, _state: SmallState) -> None:
+def bucket_groups(host: MegatronHost) -> None:
     """Handles of operations that no longer exist, and counts of a backward pass that did not end."""
     for group in _bucket_groups(host):
         group.grad_reduce_handle = None
@@ -45,21 +45,21 @@ def bucket_groups(host: MegatronHost, _state: SmallState) -> None:
             group.grad_reduce_finished = False
 
 
-def gradients(host: MegatronHost, _state: SmallState) -> None:
+def gradients(host: MegatronHost) -> None:
     """Half-accumulated gradients, in the buffers and in the optimizer."""
     for chunk in host.model:
         chunk.zero_grad_buffer()
     host.optimizer.zero_grad()
 
 
-def forward_hooks(host: MegatronHost, _state: SmallState) -> None:
+def forward_hooks(host: MegatronHost) -> None:
     """Overlapped parameter gather: `train` switches the hooks off when it begins and insists that they are on."""
     for chunk in host.model:
         if getattr(chunk, "use_forward_hook", False) and not chunk.remove_forward_pre_hook_handles:
             chunk.enable_forward_pre_hook()
 
 
-def callbacks(host: MegatronHost, _state: SmallState) -> None:
+def callbacks(host: MegatronHost) -> None:
     """`train` installs these when it begins, and asserts that nobody has before."""
     config = _module("megatron.core.utils").get_model_config(host.model[0])
     config.no_sync_func = None
@@ -67,10 +67,13 @@ def callbacks(host: MegatronHost, _state: SmallState) -> None:
     config.param_sync_func = None
 
 
-def timers(_host: MegatronHost, _state: SmallState) -> None:
+def timers(_host: MegatronHost) -> None:
     """A timer that the broken step started refuses to be started again."""
     for timer in _module("megatron.training.global_vars").get_timers()._timers.values():
         timer._started = False
+
+
+# ------------------------------------------------------------------------------------------- the state of step S
 
 
 def rerun_machine(host: MegatronHost, state: SmallState) -> None:
@@ -79,6 +82,8 @@ def rerun_machine(host: MegatronHost, state: SmallState) -> None:
     machine = rerun.get_rerun_state_machine()
     machine.state = rerun.RerunState.NOT_RUNNING_YET
     machine.current_iteration = state.step
+    machine.rerun_requested = False
+    machine.data_iterator_checkpoints = None
     if host.rerun_mode is not None:
         machine.set_mode(host.rerun_mode)
 
@@ -126,7 +131,7 @@ def data(host: MegatronHost, _state: SmallState) -> None:
 def validation_data(host: MegatronHost, state: SmallState) -> None:
     """An evaluation after step S that was interrupted is not repeated, but its batches are passed over: the next one
     reads what it would have read."""
-    for iterator in _iterators(host.validation):
+    for iterator in iterators(host.validation):
         given = iterator.iterable.given if isinstance(iterator.iterable, ReplayIterator) else 0
         for _ in range(host.evaluation_batches(state.step) - given):
             next(iterator.iterable)
@@ -150,12 +155,8 @@ def parameters(host: MegatronHost, _state: SmallState) -> None:
         group.param_gather_dispatched = False
 
 
-RULES: tuple[Callable[[MegatronHost, SmallState], None], ...] = (
-    bucket_groups,
-    gradients,
-    forward_hooks,
-    callbacks,
-    timers,
+ABANDON: tuple[Callable[[MegatronHost], None], ...] = (bucket_groups, gradients, forward_hooks, callbacks, timers)
+PUT_BACK: tuple[Callable[[MegatronHost, SmallState], None], ...] = (
     rerun_machine,
     random_states,
     counters,
@@ -171,8 +172,10 @@ def roll_back(host: MegatronHost, state: SmallState, again: bool) -> None:
     if not again:
         mark_batches(host)
         validation_data(host, state)
-    for rule in RULES:
-        rule(host, state)
+    for abandon in ABANDON:
+        abandon(host)
+    for put_back in PUT_BACK:
+        put_back(host, state)
 
 
 # ------------------------------------------------------------------------------------------------ access
@@ -184,19 +187,19 @@ def _bucket_groups(host: MegatronHost) -> Iterator[Any]:
         yield from chunk.expert_parallel_bucket_groups
 
 
-def _iterators(found: Any) -> list[Any]:
+def iterators(found: Any) -> list[Any]:
     """Megatron gives one iterator, a list of them, or None on ranks that read no data."""
     several = found if isinstance(found, list) else [found]
     return [iterator for iterator in several if hasattr(iterator, "iterable")]
 
 
 def _data_iterators(host: MegatronHost) -> list[Any]:
-    return _iterators(host.data)
+    return iterators(host.data)
 
 
 def keep_batches(host: MegatronHost) -> None:
     """Put a replay iterator below Megatron's own, once; Megatron insists on the type of the outer one."""
-    for iterator in [*_data_iterators(host), *_iterators(host.validation)]:
+    for iterator in [*_data_iterators(host), *iterators(host.validation)]:
         if not isinstance(iterator.iterable, ReplayIterator):
             iterator.iterable = ReplayIterator(iterator.iterable)
 
@@ -204,7 +207,7 @@ def keep_batches(host: MegatronHost) -> None:
 def mark_step(host: MegatronHost) -> None:
     """A step begins: what its predecessor read is done with, and so is the evaluation between them."""
     mark_batches(host)
-    for iterator in _iterators(host.validation):
+    for iterator in iterators(host.validation):
         if isinstance(iterator.iterable, ReplayIterator):
             iterator.iterable.mark()
 

@@ -144,6 +144,32 @@ def unowned(model: list[Any], optimizers: list[Any]) -> list[torch.Tensor]:
     return found
 
 
+def state_tensors(model: list[Any], optimizers: list[Any]) -> Iterator[torch.Tensor]:
+    """What device memory holds of the training state of this rank, owned by an optimizer or not."""
+    for chunk in model:
+        yield from chunk.parameters()
+        yield from (buffer for _, buffer in chunk.named_buffers())  # persistent or not
+        for buffer in _gradient_buffers(chunk):
+            yield from (tensor for tensor in (buffer.grad_data, buffer.param_data) if tensor is not None)
+    for optimizer in optimizers:
+        scaler = getattr(optimizer, "grad_scaler", None)
+        if scaler is not None:
+            yield scaler.scale
+        inner = optimizer.optimizer
+        for main in (main for group in inner.param_groups for main in group["params"]):
+            yield main.data
+            if main.grad is not None:
+                yield main.grad
+            # Counters of steps have no dimension: torch keeps them in the host's memory.
+            yield from (value for value in inner.state.get(main, {}).values() if torch.is_tensor(value) and value.dim())
+
+
+def _gradient_buffers(chunk: Any) -> list[Any]:
+    """Of Megatron's data-parallel wrapper, whose `buffers` hides that of `torch.nn.Module`."""
+    found = [getattr(chunk, name, None) for name in ("buffers", "expert_parallel_buffers")]
+    return [buffer for buffers in found if isinstance(buffers, list) for buffer in buffers]
+
+
 # ------------------------------------------------------------------------------------------------ on the way
 
 
@@ -156,9 +182,12 @@ def send(optimizers: list[Any], model: list[Any], target: int) -> int:
         begun = any(count >= 0 for count in _counts(optimizer)[len(_scaler(optimizer)) :])
         total += _send(torch.tensor([float(begun), *_counts(optimizer)], dtype=torch.float64), target)
         total += _send(flat, target)
-    for tensor in unowned(model, optimizers):
-        total += _send(tensor.detach().cpu().contiguous(), target)
-    return total
+    return total + send_unowned(optimizers, model, target)
+
+
+def send_unowned(optimizers: list[Any], model: list[Any], target: int) -> int:
+    """Send the tensors that no optimizer owns; returns the bytes sent."""
+    return sum(_send(tensor.detach().cpu().contiguous(), target) for tensor in unowned(model, optimizers))
 
 
 def receive(optimizers: list[Any], model: list[Any], source: int) -> int:
@@ -178,6 +207,17 @@ def receive(optimizers: list[Any], model: list[Any], source: int) -> int:
         begun = bool(head[0])
         put_shards(optimizer, dict(zip(names, parts, strict=True)), with_state=begun)
         _put_counts(optimizer, head[1:].tolist())
+    return total + receive_unowned(optimizers, model, source)
+
+
+@torch.no_grad()
+def receive_unowned(optimizers: list[Any], model: list[Any], source: int) -> int:
+    """Take what `send_unowned` sends; returns the bytes taken.
+
+    Raises:
+        DumpError: as `receive`.
+    """
+    total = 0
     for tensor in unowned(model, optimizers):
         taken = torch.empty(tensor.shape, dtype=tensor.dtype)
         total += _receive(taken, source)

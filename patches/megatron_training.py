@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import torch
+
 from mindspeed_tft import runtime
-from mindspeed_tft.patches import megatron_host, megatron_rollback
+from mindspeed_tft.patches import megatron_host, megatron_rewind, megatron_rollback
 from mindspeed_tft.patches.groups import HA
+from mindspeed_tft.platforms import Platform
 from mindspeed_tft.recovery import signals
+from mindspeed_tft.recovery.session import settle
 from mindspeed_tft.registry import REGISTRY
 
 MODULE = "megatron.training.training"
@@ -26,9 +32,10 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
     host, space = session.host, megatron_host.args()
     model, optimizer, scheduler, data, validation = args[1:6]
     host.attach(model, optimizer, scheduler, data, validation, space.num_floating_point_operations_so_far)
-    if space.load and os.path.realpath(space.load) == str(host.save_directory()):
-        host.saved(space.iteration)
+    if space.load and space.iteration:
+        host.saved(space.iteration, Path(os.path.realpath(space.load)))
     signals.guard_children(session)
+    settle()
     megatron_rollback.keep_batches(host)
     session.train_begin(space.iteration, len(host.optimizers()))
     resumed = False
@@ -67,20 +74,54 @@ def train_step(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwa
     host = session.host
     megatron_rollback.mark_step(host)
     session.step_begin(megatron_host.args().curr_iteration + 1, len(host.optimizers()))
+    first = session.first_step
+    if first:
+        args = (_on_default_streams(args[0], host.platform), *args[1:])
     result = wrapped(*args, **kwargs)
     session.step_end()
     host.step_ended()
+    if first:
+        host.audit()
     runtime.after_first_step()
     return result
 
 
+def _on_default_streams(forward_step: Callable[..., Any], platform: Platform) -> Callable[..., Any]:
+    """A stop may leave a thread on the stream of whatever the broken step was doing: the first step after it begins on
+    the default stream, forward on this thread and backward on autograd's."""
+
+    @functools.wraps(forward_step)
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        platform.default_streams()
+        result = forward_step(*args, **kwargs)
+        output = result[0] if isinstance(result, tuple) else result
+        if torch.is_tensor(output) and output.requires_grad:
+            output.register_hook(lambda _grad: platform.default_streams())  # type: ignore[no-untyped-call]
+        return result
+
+    return forward
+
+
 @REGISTRY.wrap("megatron.training.checkpointing:save_checkpoint", **HA)
 def save_checkpoint(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
-    """Remember which step Megatron has saved to the end: it need not be saved a second time."""
+    """Remember which step Megatron has saved to the end: it need not be saved a second time, and can be loaded."""
+    session = runtime.session()
+    if session is None or kwargs.get("non_persistent_ckpt"):
+        return wrapped(*args, **kwargs)
+    step = int(args[0] if args else kwargs["iteration"])
+    session.host.saving(step)
+    result = wrapped(*args, **kwargs)
+    session.host.saved(step)
+    return result
+
+
+@REGISTRY.wrap(f"{MODULE}:build_train_valid_test_data_loaders", **HA)
+def build_data_loaders(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Remember what the data comes from: to go back in it means to begin anew."""
     result = wrapped(*args, **kwargs)
     session = runtime.session()
-    if session is not None and not kwargs.get("non_persistent_ckpt"):
-        session.host.saved(int(args[0] if args else kwargs["iteration"]))
+    if session is not None:
+        session.host.loaders = megatron_rewind.Loaders(result[0], result[1])
     return result
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mindspeed_tft.engine.types import RankInfo
+from mindspeed_tft.platforms import Damage
 from mindspeed_tft.recovery.record import SmallState, StepRecord
 
 
@@ -21,6 +22,9 @@ class Host(Protocol):
 
     def saved_step(self) -> int:
         """The step of the last checkpoint in `--save` that this run itself has completed or loaded; -1 if none."""
+
+    def checkpoints(self) -> tuple[int, ...]:
+        """Steps whose checkpoint `load` could load, ascending: saved to the end, or loaded, by this very run."""
 
     def commit(self, step: int) -> None:
         """The commit collective over all ranks. Returns only if every rank entered it for the same step."""
@@ -44,14 +48,22 @@ class Host(Protocol):
         """Write this part's checkpoint files of `state.step` below `directory`, from own and staged shards;
         returns their sha256."""
 
+    def damage(self) -> Damage:
+        """What a memory error of this rank's device has hit, once everything that the broken step held is released."""
+
     def regroup(self, epoch: int) -> None:
         """Build every process group anew under `epoch`, together with all ranks."""
 
     def send_shard(self, shard: str, target: int) -> None:
-        """Send own shard to a rank over the new groups, with its hash."""
+        """Send own shard to a rank over the new groups, with its hash. "<part>/unowned" names the tensors of the part
+        that no optimizer owns."""
 
     def receive_shard(self, shard: str, source: int) -> None:
         """Take a shard from a rank, check its hash, and put it in the place of the own one."""
+
+    def load(self, step: int) -> None:
+        """Load the checkpoint of `step` on all ranks together, and put everything that training touched since back to
+        its end. Later checkpoints are not used any more, by this job or by one that goes on after it."""
 
     def roll_back(self, state: SmallState, again: bool) -> None:
         """Put everything that a broken step touched to the end of `state.step`; ends with a gather of all ranks.

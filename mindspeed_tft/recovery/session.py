@@ -24,8 +24,21 @@ from mindspeed_tft.recovery.record import SmallState, StepRecord
 
 log = logging.getLogger(__name__)
 
+# After a memory error the device is asked what was hit.
+_KIND_OF_DAMAGE = {"none": "memory-low", "some": "memory", "lost": "device"}
+
 DUMP_PREFIX = ".tft-dump-"  # hidden beside the checkpoints: no tool that lists them takes it for one
 EXIT_UNDECIDED = 77  # nobody decided within the deadline; the engine's own codes are 75 and 76
+
+
+class WrongNumbers(RuntimeError):
+    """Results that cannot be right, or that cannot be told to be right. What the last updates made of them is in the
+    state of every rank."""
+
+    def __init__(self, text: str, mine: bool) -> None:
+        """`mine`: this rank has seen them; otherwise it was told by those that did."""
+        super().__init__(text)
+        self.mine = mine
 
 
 class Link(Protocol):
@@ -74,6 +87,7 @@ class Session(Generic[HostT]):
         self._damaged = False  # this rank's tensors may be wrong, until they came from other holders
         self._epoch = 0  # of the groups
         self._resumed = 0  # the last stop that was answered by training on
+        self.first_step = False  # training goes on after a repair: its first step has not ended yet
 
     # ----------------------------------------------------------------------------- stamps on the step path
 
@@ -116,6 +130,7 @@ class Session(Generic[HostT]):
 
     def step_end(self) -> None:
         self.link.phase = "between-steps"
+        self.first_step = False
 
     # ----------------------------------------------------------------------------- a fault
 
@@ -152,8 +167,8 @@ class Session(Generic[HostT]):
             log.error("rank %d: no controller, so no recovery: the job ends as it would without us", self.info.rank)
             raise exc
         text = "".join(traceback.format_exception_only(type(exc), exc)).strip()
-        kind = "peer" if isinstance(exc, CommunicationAborted) else self._classify(text)
-        if outside:
+        kind = self._kind_of(exc, text)
+        if outside and kind != "precision":
             kind = "exception"
         if kind in ("peer", "stopped"):  # the second is what some devices raise on a rank that was told to stop
             if not self._stopping:
@@ -162,12 +177,20 @@ class Session(Generic[HostT]):
             log.warning("rank %d: on its way out: %s", self.info.rank, text)  # its loaders were asked to end as well
         else:
             traceback.print_exception(exc)
+            if kind == "memory":
+                release(exc)
+                kind = _KIND_OF_DAMAGE[self.host.damage()]
             self._fault = text
-            self._damaged = self._damaged or kind == "memory"
+            self._damaged = self._damaged or kind in ("memory", "corrupted", "device")
             self.link.fault("memory" if kind == "memory-low" else kind, text, own=True)
         self._broken = exc  # let go of when training is to go on; on the way out nobody needs the memory
         self._updating = False
         self._obey()
+
+    def _kind_of(self, exc: BaseException, text: str) -> str:
+        if isinstance(exc, WrongNumbers):
+            return "precision" if exc.mine else "peer"
+        return "peer" if isinstance(exc, CommunicationAborted) else self._classify(text)
 
     def report(self) -> None:
         """Say where this rank stands. Nothing changes that, but an order."""
@@ -184,6 +207,7 @@ class Session(Generic[HostT]):
                 epoch=self.link.stop_epoch if self._stopping else 0,
                 rng_start=self.host.rng_digest(record.start) if record.start else "",
                 rng_end=self.host.rng_digest(self.host.small_state(record.step)) if begun else "",
+                checkpoints=self.host.checkpoints(),
             )
         )
 
@@ -223,7 +247,7 @@ class Session(Generic[HostT]):
 
     def _note_damage(self, exc: Exception) -> None:
         """A device-memory fault can strike while an order is carried out, too."""
-        if self._classify(f"{type(exc).__name__}: {exc}") == "memory":
+        if self._classify(f"{type(exc).__name__}: {exc}") in ("memory", "corrupted"):
             self._damaged = True
             self._fault = str(exc)
 
@@ -248,8 +272,11 @@ class Session(Generic[HostT]):
             return self._repair(int(payload["step"]), [str(transfer) for transfer in payload["transfers"]])
         if kind is OrderKind.ROLLBACK:
             return self._roll_back(int(payload["step"]))
+        if kind is OrderKind.LOAD:
+            return self._load(int(payload["step"]))
         if kind is OrderKind.RESUME:
             self._resumed, self._fault = self._epoch, ""  # a stop that came since is not answered
+            self.first_step = True
             self.link.resumed()
             return {}
         raise ValueError(f"unknown order {kind}")
@@ -272,13 +299,24 @@ class Session(Generic[HostT]):
     def _roll_back(self, step: int) -> dict[str, str]:
         if self._damaged:
             raise files.DumpError("this rank's memory was damaged and not repaired")
-        if self._broken is not None:
-            release(self._broken)
-            self._broken = None
+        self._release()
         state, again = self._state_of(step), self.record.step == step + 1
         self.host.roll_back(state, again)
         self.train_begin(step, len(self.record.updates))
         return {}
+
+    def _load(self, step: int) -> dict[str, str]:
+        self._release()
+        self._damaged = True  # what is half loaded is no state
+        self.host.load(step)
+        self.train_begin(step, len(self.record.updates))
+        self._damaged = False
+        return {}
+
+    def _release(self) -> None:
+        if self._broken is not None:
+            release(self._broken)
+            self._broken = None
 
     def _finish_update(self, step: int) -> dict[str, str]:
         record = self.record
@@ -353,6 +391,16 @@ class Session(Generic[HostT]):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def settle() -> None:
+    """Take everything that is there before training out of the garbage collector's sight, once.
+
+    Modules, functions and the model live as long as the process. A full collection after a fault would look at each of
+    these objects, in vain, and take most of the time of a rollback.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 def release(exc: BaseException) -> None:

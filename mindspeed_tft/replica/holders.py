@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 FLAG = "--optimizer-replica-num"
+WITHOUT = "--distributed-optimizer-no-replica"  # N = 1
 
 
 class Precision(str, Enum):
@@ -26,16 +27,13 @@ _BYTES = {Precision.GRADS_16: (4, 16), Precision.GRADS_32: (6, 12), Precision.FP
 
 
 def shard_count(d: int, n: int) -> int:
-    """Number of shards in a data-parallel list of size `d` with `n` replicas.
+    """Number of shards in a data-parallel list of size `d` with `n` holders of each.
 
     Raises:
         ValueError: `n` replicas of equal shards are not possible on `d` ranks.
     """
-    if n < 2:
-        raise ValueError(
-            f"{FLAG} {n}: a replica needs at least 2 holders; set it to 2 or more, "
-            "or use --distributed-optimizer-no-replica"
-        )
+    if n < 1:
+        raise ValueError(f"{FLAG} {n}: a shard needs a holder; set it to 2 or more, or use {WITHOUT}")
     if n > d:
         raise ValueError(
             f"{FLAG} {n}: more replicas than the {d} data-parallel rank(s); lower it or use more data-parallel ranks"

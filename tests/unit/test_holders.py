@@ -23,6 +23,7 @@ sizes = st.integers(2, 8).flatmap(lambda n: st.tuples(st.integers(1, 64).map(lam
     ("d", "n", "expected"),
     [
         (2, 2, [[0, 1]]),
+        (2, 1, [[0], [1]]),
         (4, 2, [[0, 2], [1, 3]]),
         (6, 2, [[0, 3], [1, 4], [2, 5]]),
         (6, 3, [[0, 2, 4], [1, 3, 5]]),
@@ -46,9 +47,8 @@ def test_every_position_holds_one_shard_and_every_shard_has_n_holders(size: tupl
 @pytest.mark.parametrize(
     ("d", "n", "words"),
     [
-        (4, 1, "at least 2"),
-        (4, 0, "at least 2"),
-        (4, -2, "at least 2"),
+        (4, 0, "a shard needs a holder"),
+        (4, -2, "a shard needs a holder"),
         (1, 2, "more replicas than the 1 data-parallel"),
         (2, 3, "more replicas"),
         (6, 4, "does not divide the data-parallel size 6; possible values are [2, 3, 6]"),

@@ -13,7 +13,7 @@ from mindspeed_tft.groups import CommunicationAborted
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery import session as session_module
 from mindspeed_tft.recovery.record import SmallState, StepRecord
-from mindspeed_tft.recovery.session import EXIT_UNDECIDED, Session
+from mindspeed_tft.recovery.session import EXIT_UNDECIDED, Session, WrongNumbers
 
 DEADLINES = Deadlines(heartbeat=0.1, heartbeat_lost=0.2, stop=0.5, order=1, dump=1, exit=0.5)
 
@@ -28,6 +28,9 @@ class ToyHost:
     def __init__(self, save: Path) -> None:
         self.save, self.weights, self.rng_draws, self.abort_commit = save, 0, 0, False
         self.holder_has, self.saved = 0, -1
+        self.loadable: tuple[int, ...] = ()
+        self.load_breaks = False
+        self.hit = "some"
         self.done: list[str] = []
 
     def info(self) -> RankInfo:
@@ -38,6 +41,9 @@ class ToyHost:
 
     def saved_step(self) -> int:
         return self.saved
+
+    def checkpoints(self) -> tuple[int, ...]:
+        return self.loadable
 
     def commit(self, step: int) -> None:
         if self.abort_commit:
@@ -65,6 +71,9 @@ class ToyHost:
         path = self.checkpoint_directory(directory, state.step) / "model.pt"
         return {path: files.write_verified(path, lambda file: file.write(f"{self.weights}:{state.rng}".encode()))}
 
+    def damage(self) -> str:
+        return self.hit
+
     def regroup(self, epoch: int) -> None:
         self.done.append(f"regroup {epoch}")
 
@@ -78,6 +87,13 @@ class ToyHost:
     def roll_back(self, state: SmallState, again: bool) -> None:
         self.done.append(f"roll back to {state.step}{' again' if again else ''}")
         self.rng_draws = state.rng["draws"]
+
+    def load(self, step: int) -> None:
+        self.done.append(f"load {step}")
+        self.weights = -1
+        if self.load_breaks:
+            raise CommunicationAborted("peer gone")
+        self.weights = self.rng_draws = step
 
     def checkpoint_directory(self, base: Path, step: int) -> Path:
         return base / f"iter_{step:07d}"
@@ -418,3 +434,77 @@ def test_a_stop_that_came_after_the_regroup_is_answered_next(made: tuple[Session
         session.recover(CommunicationAborted("x"))
     assert [report.epoch for report in link.reports] == [1, 2]
     assert (host.save / "latest.txt").read_text() == "1"
+
+
+# -------------------------------------------------------------------------------------------- back to a checkpoint
+
+
+def rewind_orders(step: int, *transfers: str) -> list[Order]:
+    return [
+        ordered(OrderKind.REGROUP, 1, step=step, epoch=1),
+        *([ordered(OrderKind.REPAIR, 2, step=step, transfers=list(transfers))] if transfers else []),
+        ordered(OrderKind.LOAD, 3, step=step, epoch=1, spoiled=1),
+        ordered(OrderKind.RESUME, 4, step=step),
+    ]
+
+
+@pytest.mark.parametrize(("mine", "said"), [(True, ("fault", "precision", True)), (False, ("fault", "peer", False))])
+def test_wrong_numbers_end_in_a_checkpoint(
+    made: tuple[Session, ToyHost, ToyLink], mine: bool, said: tuple[str, str, bool]
+) -> None:
+    session, host, link = made
+    host.loadable = (1, 2)
+    for step in (1, 2, 3):
+        compute(session, host, step)
+    compute(session, host, 4, "forward")
+    link.orders = rewind_orders(2)
+    session.recover(WrongNumbers("NaN", mine=mine))
+    assert said in link.said
+    assert link.reports[0].checkpoints == (1, 2)
+    assert (host.done, host.weights) == (["regroup 1", "load 2"], 2)
+    assert session.first_step
+    session.report()
+    last = link.reports[-1]
+    assert (last.step, last.commit, last.update, last.trusted, last.fault) == (2, Commit.PASSED, Update.DONE, True, "")
+
+
+def test_damaged_memory_is_whole_after_a_load(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "forward")
+    link.orders = rewind_orders(1, "tp0-pp0/unowned|1|0")
+    session.recover(RuntimeError("UCE ERROR"))
+    assert not link.reports[0].trusted
+    assert host.done == ["regroup 1", "receive tp0-pp0/unowned from 1", "load 1"]
+    session.report()
+    assert link.reports[-1].trusted
+
+
+def test_half_a_load_is_no_state(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "forward")
+    host.load_breaks = True
+    link.orders = [*rewind_orders(1)[:-1], ordered(OrderKind.EXIT, 9, code=76, summary="")]
+    with pytest.raises(Left):
+        session.recover(CommunicationAborted("x"))
+    assert ("done", 3, False, "CommunicationAborted: peer gone", {}) in link.said
+    session.report()
+    assert (link.reports[0].trusted, link.reports[-1].trusted) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("hit", "kind", "trusted"), [("none", "memory", True), ("some", "memory", False), ("lost", "device", False)]
+)
+def test_the_device_is_asked_what_was_hit(
+    made: tuple[Session, ToyHost, ToyLink], hit: str, kind: str, trusted: bool
+) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "forward")
+    host.hit = hit
+    link.orders = [ordered(OrderKind.EXIT, 9, code=76, summary="")]
+    with pytest.raises(Left):
+        session.recover(RuntimeError("UCE ERROR"))
+    assert ("fault", kind, True) in link.said
+    assert link.reports[0].trusted is trusted

@@ -1,0 +1,147 @@
+"""Go back to a checkpoint inside a running Megatron: all ranks load it, and the data starts where it stood then.
+
+Used where the state of the last completed step cannot be had any more (a shard without a holder) or must not be used
+(numbers that went wrong on every rank). What is loaded is what a new job would load, by Megatron's own code; here is
+what a new job has for free: nothing counted yet, nothing half done, and iterators that nobody has read from.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mindspeed_tft.patches import megatron_rollback
+from mindspeed_tft.recovery import files
+from mindspeed_tft.recovery.replay import ReplayIterator
+
+if TYPE_CHECKING:
+    from mindspeed_tft.patches.megatron_host import MegatronHost
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def _args() -> Any:
+    return _module("megatron.training.global_vars").get_args()
+
+
+class Loaders:
+    """The data loaders of this rank: from them the iterators are made anew. None: this rank reads no such data."""
+
+    def __init__(self, train: Any, validation: Any) -> None:
+        self.train = train
+        self.validation = [loader for loader in validation or () if loader is not None]
+
+
+def why_not(host: MegatronHost) -> str:
+    """Why this rank's data cannot be put back to an earlier step; "" when it can."""
+    space = _args()
+    if getattr(space, "dataloader_type", None) == "external":
+        return "--dataloader-type external: only its owner knows how to put the data back to an earlier step"
+    if getattr(space, "phase_transition_iterations", None):
+        return "--phase-transition-iterations: the data of a phase is not put back to an earlier step in this version"
+    if getattr(space, "multiple_validation_sets", False):
+        return "--multiple-validation-sets: their positions are not put back in this version"
+    if host.loaders is None or (host.loaders.train is None and megatron_rollback.iterators(host.data)):
+        return "the training data does not come from Megatron's own data loader"
+    return ""
+
+
+def rewind(host: MegatronHost, step: int, base: Path) -> None:
+    """Load the checkpoint of `step` below `base`; a collective of all ranks, over new process groups.
+
+    Raises:
+        DumpError: it cannot be loaded, or is not the one that was asked for.
+    """
+    for rule in megatron_rollback.ABANDON:
+        rule(host)
+    _point_to(host, step, base)
+    _load(host, step, base)
+    loaded = host.rng()  # making an iterator draws a number: only then is the state of the checkpoint put back
+    _data(host)
+    state = host.small_state(step)
+    state.rng.update(loaded)
+    for later in (megatron_rollback.rerun_machine, megatron_rollback.random_states, megatron_rollback.parameters):
+        later(host, state)
+
+
+def _point_to(host: MegatronHost, step: int, base: Path) -> None:
+    """Megatron reads the optimizer's file from the step that the tracker names, and so will a job that is started later
+    on: checkpoints after `step` must not be found first."""
+    tracker = host.tracker(base)
+    if torch.distributed.get_rank() == 0 and tracker.read_text(encoding="utf-8").strip() != str(step):
+        files.write_text(tracker, str(step))
+    torch.distributed.barrier()
+
+
+def _load(host: MegatronHost, step: int, base: Path) -> None:
+    space = _args()
+    space.consumed_train_samples = space.skipped_train_samples = space.consumed_valid_samples = 0
+    host.scheduler.num_steps = 0  # loading adds to it
+    try:
+        with _as_a_resume(space, base):
+            found, flops = _module("megatron.training.checkpointing").load_checkpoint(
+                host.model, host.optimizer, host.scheduler
+            )
+    except SystemExit as exc:  # how Megatron ends a job that finds something missing in a checkpoint
+        raise files.DumpError(f"Megatron gave up loading the checkpoint of step {step} in {base}") from exc
+    if found != step:
+        raise files.DumpError(f"asked for the checkpoint of step {step}, but step {found} was loaded from {base}")
+    space.iteration, space.curr_iteration = step, step - 1
+    space.num_floating_point_operations_so_far = flops
+    host.set_flops(float(flops))
+
+
+# What the command line may say about the first load, and what it has to say for one in the middle of training.
+_RESUME = {
+    "finetune": False,
+    "no_load_optim": False,
+    "no_load_rng": False,
+    "ckpt_step": None,
+    "pretrained_checkpoint": None,
+    "override_ckpt_iteration": None,
+    "non_persistent_ckpt_type": None,
+    "non_persistent_global_ckpt_dir": None,
+}
+
+
+@contextmanager
+def _as_a_resume(space: Any, base: Path) -> Iterator[None]:
+    wanted = {**{name: value for name, value in _RESUME.items() if hasattr(space, name)}, "load": str(base)}
+    before = {name: getattr(space, name) for name in wanted}
+    vars(space).update(wanted)
+    try:
+        yield
+    finally:
+        vars(space).update(before)
+
+
+def _data(host: MegatronHost) -> None:
+    """New iterators that begin at the samples which the checkpoint had consumed."""
+    space, loaders = _args(), host.loaders
+    if reason := why_not(host):
+        raise files.DumpError(reason)
+    consumed = 0 if getattr(space, "full_validation", False) else space.consumed_valid_samples
+    kind = "cyclic" if getattr(space, "full_validation", False) else space.dataloader_type
+    assert loaders is not None
+    for iterator in megatron_rollback.iterators(host.data):
+        _begin(iterator, loaders.train, space.consumed_train_samples, space.dataloader_type)
+    for iterator, loader in zip(megatron_rollback.iterators(host.validation), loaders.validation, strict=True):
+        _begin(iterator, loader, consumed, kind)
+
+
+def _begin(iterator: Any, loader: Any, consumed: int, kind: str) -> None:
+    """Put a new source below Megatron's own iterator, which training holds on to."""
+    build = _module("megatron.training.datasets.data_samplers").build_pretraining_data_loader
+    fresh = build(loader.dataset, consumed)
+    source = _module("megatron.training.training").cyclic_iter(fresh) if kind == "cyclic" else fresh
+    iterator.iterable = ReplayIterator(iter(source))
+    iterator.saved_microbatches = []
+    iterator.replaying = False
+    iterator.replay_pos = 0
