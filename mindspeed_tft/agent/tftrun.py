@@ -1,8 +1,10 @@
-"""`tftrun`: torchrun's own command line, with time for the survivors of a fault to save.
+"""`tftrun`: torchrun's own command line, where one dead worker does not end the others at once.
 
-When a worker dies, torchrun sends SIGTERM to the others and SIGKILL 30 seconds later. That is enough for a small model
-only, so `tftrun` allows what the job's own deadline (`--tft-deadline`) needs. Everything else is torchrun's: all of its
-arguments, its rendezvous, its restarts, its exit status.
+A worker that can join the running job again is started again alone (`patches.torch_elastic`).
+
+Where that is not possible, torchrun sends SIGTERM to the others and SIGKILL 30 seconds later. That is enough for a
+small model only, so `tftrun` allows what the job's own deadline (`--tft-deadline`) needs. Everything else is
+torchrun's: all of its arguments, its rendezvous, its restarts, its exit status.
 """
 
 from __future__ import annotations
@@ -39,12 +41,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     from torch.distributed import run as torchrun
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
 
+    from mindspeed_tft.patches import torch_elastic
+
     parsed = torchrun.parse_args(  # type: ignore[no-untyped-call]
         list(sys.argv[1:] if argv is None else argv)
     )
     try:
         seconds = shutdown_seconds(parsed.training_script_args)
-    except Refused as exc:
+        torch_elastic.install()
+    except (Refused, ValueError) as exc:
         print(f"tftrun: error: {exc}", file=sys.stderr)
         return 2
     if not hasattr(parsed, "shutdown_timeout"):

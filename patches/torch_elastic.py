@@ -1,0 +1,325 @@
+"""torch.distributed.elastic: one dead worker is started again, and torchrun's agent does not notice.
+
+The agent polls its workers through a `SubprocessContext`, which holds a handler with a `Popen` for each. The `Popen` is
+replaced by an `agent.supervisor.Watched`, which hides a death that is followed by another life. Everything else stays
+torch's: rendezvous, log files, the restart of the whole group, signals, the end.
+
+Supervised are programs (not functions: torchrun's --run-path), within `run` of an agent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from mindspeed_tft.agent import policy, reboot, spare
+from mindspeed_tft.agent.spare import Spare
+from mindspeed_tft.agent.standby import Order
+from mindspeed_tft.agent.supervisor import Process, Supervisor, Watched, say
+from mindspeed_tft.registry import REGISTRY, PatchError
+
+ELASTIC = "torch-elastic"
+
+_API = "torch.distributed.elastic.multiprocessing.api"
+_AGENT = "torch.distributed.elastic.agent.server.api"
+_LOCAL = "torch.distributed.elastic.agent.server.local_elastic_agent"
+_PER_RANK = ("RANK", "LOCAL_RANK", "ROLE_RANK", reboot.ENV_LOCAL_RANK)
+
+Call = Callable[..., Any]
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+def install() -> None:
+    """Patch the torchrun of this process; again is harmless.
+
+    A torch that the patches do not fit is used as it is, with a warning: workers then learn that reboot is not
+    available.
+
+    Raises:
+        ValueError: an environment variable of ours cannot be.
+    """
+    policy.limits(os.environ)
+    spare.wanted(os.environ)
+    import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: F401  (patches land on what is imported)
+
+    try:
+        REGISTRY.activate(ELASTIC)
+        REGISTRY.verify(ELASTIC)
+    except PatchError as exc:
+        REGISTRY.undo(ELASTIC)
+        say(f"a dead worker will not be started again alone: {exc}")
+
+
+def uninstall() -> None:
+    """torchrun as it was."""
+    REGISTRY.undo(ELASTIC)
+
+
+# ------------------------------------------------------------------------------------------------- signals
+
+
+class _Shield:
+    """Signals wait while the books of processes are changed.
+
+    torch's handler raises wherever the main thread is; between the start of a process and its entry in the books that
+    would leave it behind.
+    """
+
+    def __init__(self) -> None:
+        self._depth = 0
+        self._waiting: Callable[[], object] | None = None
+
+    def holds(self, deliver: Callable[[], object]) -> bool:
+        """Keep a signal for the end of the shield; False: there is none up."""
+        if self._depth:
+            self._waiting = self._waiting or deliver
+        return bool(self._depth)
+
+    @contextlib.contextmanager
+    def up(self) -> Iterator[None]:
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth and self._waiting is not None:
+                deliver, self._waiting = self._waiting, None
+                deliver()
+
+
+_shield = _Shield()
+
+
+@REGISTRY.wrap(f"{_API}:_terminate_process_handler", group=ELASTIC)
+def on_signal(wrapped: Call, _instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Around the handler of torchrun's own signals."""
+    if not _shield.holds(lambda: wrapped(*args, **kwargs)):
+        wrapped(*args, **kwargs)
+
+
+@REGISTRY.wrap(f"{_LOCAL}:LocalElasticAgent._start_workers", group=ELASTIC)
+def start_workers(wrapped: Call, _instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The agent knows its workers only when all are started: no signal before that."""
+    with _shield.up():
+        return wrapped(*args, **kwargs)
+
+
+# --------------------------------------------------------------------------------------------- an agent's run
+
+
+class _Run:
+    """One run of an agent: a directory, and the supervisor of the workers that it has now."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.context: Any = None
+        self.supervisor: Supervisor | None = None
+        self._warned = False
+
+    def prepare(self, context: Any) -> None:
+        """Before the workers of a context are started: they learn where we are."""
+        for leftover in (*self.directory.glob("rebootable-*"), *self.directory.glob("exit-*")):
+            leftover.unlink()
+        for local_rank, env in context.envs.items():
+            env[reboot.ENV_DIRECTORY] = str(self.directory)
+            env[reboot.ENV_AGENT] = str(os.getpid())
+            env[reboot.ENV_LOCAL_RANK] = str(local_rank)
+
+    def supervise(self, context: Any) -> None:
+        """After the workers of a context were started."""
+        workers = {}
+        for local_rank, handler in context.subprocess_handlers.items():
+            rank = int(context.envs[local_rank]["RANK"])
+            workers[local_rank] = handler.proc = Watched(local_rank, rank, handler.proc, self.directory)
+        standby = self._spare(context)
+        self.context = context
+        self.supervisor = Supervisor(
+            self.directory,
+            workers,
+            lambda worker: _start_again(context, worker, standby),
+            policy.Policy(policy.limits(os.environ)),
+            standby,
+        )
+
+    def _spare(self, context: Any) -> Spare | None:
+        if not spare.wanted(os.environ):
+            return None
+        obstacle = _no_standby(context)
+        if obstacle:
+            if not self._warned:
+                say(f"there is no warm standby: {obstacle}")
+            self._warned = True
+            return None
+        return Spare(context.entrypoint, context.args[0][1:], _common_environment(context), self.directory)
+
+
+_run: _Run | None = None
+
+
+def _supervisor_of(context: Any) -> Supervisor | None:
+    return _run.supervisor if _run is not None and _run.context is context else None
+
+
+@REGISTRY.wrap(f"{_AGENT}:SimpleElasticAgent.run", group=ELASTIC)
+def run(wrapped: Call, _instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """An agent's run has a directory, which ends with it."""
+    global _run
+    os.environ.pop(reboot.ENV_REBORN, None)  # of a worker that launches a job of its own
+    with contextlib.ExitStack() as stack:
+        with _shield.up():
+            directory = tempfile.TemporaryDirectory(prefix="tft-agent-", ignore_cleanup_errors=True)
+            stack.callback(_leave, directory)
+            _run = _Run(Path(directory.name))
+        return wrapped(*args, **kwargs)
+
+
+def _leave(directory: tempfile.TemporaryDirectory[str]) -> None:
+    global _run
+    with _shield.up():
+        _run = None
+        directory.cleanup()
+
+
+@REGISTRY.wrap(f"{_API}:SubprocessContext._start", group=ELASTIC)
+def start(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The first life of the workers."""
+    if _run is None:
+        return wrapped(*args, **kwargs)
+    _run.prepare(instance)
+    result = wrapped(*args, **kwargs)
+    _run.supervise(instance)
+    return result
+
+
+@REGISTRY.wrap(f"{_API}:SubprocessContext._poll", group=ELASTIC)
+def poll(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """Before torch looks at its workers, we do."""
+    supervisor = _supervisor_of(instance)
+    if supervisor is not None:
+        with _shield.up():
+            supervisor.look(time.monotonic())
+    return wrapped(*args, **kwargs)
+
+
+@REGISTRY.wrap(f"{_API}:SubprocessContext._close", group=ELASTIC)
+def close(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The workers are ended: those in their second life too, and no more begin."""
+    supervisor = _supervisor_of(instance)
+    if supervisor is not None:
+        with _shield.up():
+            supervisor.stop()
+    return wrapped(*args, **kwargs)
+
+
+@REGISTRY.wrap(f"{_LOCAL}:LocalElasticAgent._monitor_workers", group=ELASTIC)
+def monitor_workers(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The agent compares the pids it remembers with those of the context."""
+    context = instance._pcontext
+    if context is not None and _supervisor_of(context) is not None:
+        pids = context.pids()
+        for worker in instance._worker_group.workers:
+            worker.id = pids[worker.local_rank]
+    return wrapped(*args, **kwargs)
+
+
+# --------------------------------------------------------------------------------------------- another life
+
+
+def _start_again(context: Any, worker: Watched, standby: Spare | None) -> Process:
+    """Start the process of a dead worker, warm if there is a standby, and put it into torch's books."""
+    local_rank = worker.local_rank
+    env = {**context.envs[local_rank], reboot.ENV_REBORN: str(worker.count)}
+    _keep_error_file(context.error_files[local_rank], worker.count)
+    old = context.subprocess_handlers[local_rank]
+    process = _warm(context, local_rank, env, standby)
+    handler = _cold(context, local_rank, env) if process is None else _handler_of(process, local_rank)
+    for stream in (old._stdout, old._stderr):
+        if stream is not None:
+            stream.close()
+    process = handler.proc
+    handler.proc = worker
+    context.subprocess_handlers[local_rank] = handler
+    return process  # type: ignore[no-any-return]
+
+
+def _keep_error_file(path: str, count: int) -> None:
+    """torch reads why a worker failed from its error file: that of an earlier life would be the wrong reason."""
+    if path and path != os.devnull and os.path.exists(path):
+        os.replace(path, f"{path}.{count}")
+
+
+def _cold(context: Any, local_rank: int, env: dict[str, str]) -> Any:
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    stdout, stderr = context.stdouts[local_rank], context.stderrs[local_rank]
+
+    class Appending(SubprocessHandler):
+        """torch opens log files anew, and an earlier life has written to these."""
+
+        def _popen(self, args: Any, env: Any) -> Any:
+            self._stdout = open(stdout, "a") if stdout else None  # noqa: SIM115  (closed by the handler's `close`)
+            self._stderr = open(stderr, "a") if stderr else None  # noqa: SIM115
+            return super()._popen(args, env)
+
+    # Not known to older versions of torch.
+    numa = {"numa_options": context._numa_options} if hasattr(context, "_numa_options") else {}
+    return Appending(
+        entrypoint=context.entrypoint,
+        args=context.args[local_rank],
+        env=env,
+        stdout=None,
+        stderr=None,
+        local_rank_id=local_rank,
+        **numa,
+    )
+
+
+def _warm(context: Any, local_rank: int, env: dict[str, str], standby: Spare | None) -> Process | None:
+    if standby is None:
+        return None
+    order = Order(
+        env={**os.environ, **env},
+        argv=list(context.args[local_rank][1:]),
+        cwd=os.getcwd(),
+        stdout=context.stdouts[local_rank],
+        stderr=context.stderrs[local_rank],
+    )
+    return standby.take(order)
+
+
+def _handler_of(process: Process, local_rank: int) -> Any:
+    """A handler for a process that runs already."""
+    from torch.distributed.elastic.multiprocessing.subprocess_handler import SubprocessHandler
+
+    handler = SubprocessHandler.__new__(SubprocessHandler)
+    handler._stdout = handler._stderr = None  # the process opens its files itself
+    handler.local_rank_id = local_rank
+    handler.proc = process  # type: ignore[assignment]
+    return handler
+
+
+def _no_standby(context: Any) -> str:
+    """Why a standby cannot become a worker of this context; ""."""
+    python = os.getenv("PYTHON_EXEC", sys.executable)
+    if context.entrypoint != python or context.args[0][:1] != ("-u",):
+        return "the program is not started by Python (--no-python)"
+    if getattr(context, "_numa_options", None) is not None:
+        return "workers are bound to their devices' cores when they are started (--numa-binding)"
+    if len({env.get("CUDA_VISIBLE_DEVICES") for env in context.envs.values()}) > 1:
+        return "each worker is started with a device of its own (--virtual-local-rank)"
+    return ""
+
+
+def _common_environment(context: Any) -> dict[str, str]:
+    """What the workers of a context have in common."""
+    envs = list(context.envs.values())
+    common = {name: value for name, value in envs[0].items() if all(env.get(name) == value for env in envs)}
+    both = {**os.environ, **common}
+    return {name: value for name, value in both.items() if name not in _PER_RANK}
