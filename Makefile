@@ -8,11 +8,13 @@ BIN := $(VENV)/bin
 PIP_ARGS ?=
 # More arguments for pytest, e.g. PYTEST_ARGS="-x -k engine"
 PYTEST_ARGS ?=
+# More arguments for the soak, e.g. SOAK_ARGS="--faults 50 --layout tp2dp2"
+SOAK_ARGS ?=
 # 3.11 first: there the pinned torch is offered for CPU alone. Running each candidate skips those that are only a name.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && command -v "$$p" && break; done)
 
-.PHONY: help venv demo test test-full lint types clean
+.PHONY: help venv demo soak test test-full lint types clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -26,6 +28,9 @@ endif
 
 demo: venv  ## kill a rank of a real Megatron job and show that no completed step is lost
 	@$(BIN)/tftctl demo
+
+soak: venv  ## break one job 200 times: it ends exact, and nothing adds up (minutes)
+	@$(BIN)/tftctl soak $(SOAK_ARGS)
 
 test: venv  ## run the tests, without the slow ones
 	@$(BIN)/pytest $(PYTEST_ARGS)

@@ -1,4 +1,5 @@
-"""Where a drill breaks a rank: one hook a phase of the step. Active only in a process that a drill told to break.
+"""Where a drill breaks a rank: one hook a phase of the step, or of a repair. Active only in a process that a drill
+told to break.
 
 The hooks sit at the real places (inside the backward pass, before this rank's own reduce, in the middle of the local
 update), so that the others are caught exactly where a real fault would catch them.
@@ -6,14 +7,15 @@ update), so that the others are caught exactly where a real fault would catch th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
 from mindspeed_tft import platforms, runtime
 from mindspeed_tft.faults import inject
-from mindspeed_tft.patches import torch_distributed
+from mindspeed_tft.faults.spec import REPAIR_PHASES
+from mindspeed_tft.patches import megatron_shards, torch_distributed
 from mindspeed_tft.patches.groups import DRILL
 from mindspeed_tft.registry import REGISTRY
 
@@ -21,10 +23,15 @@ Arguments = tuple[Any, ...]
 OPTIMIZER = "megatron.core.optimizer.optimizer"
 
 
-def _reach(phase: str) -> None:
+def _reach(phase: str) -> bool:
+    """True: the gradient that passes here has to be corrupted."""
     session = runtime.session()
-    if session is not None and session.record.step > 0:
-        inject.reach(phase, session.record.step)
+    return session is not None and session.record.step > 0 and inject.reach(phase, session.record.step)
+
+
+def _backward(gradient: torch.Tensor) -> torch.Tensor | None:
+    """Of the output of a micro-batch; what is returned flows back in its place."""
+    return gradient * float("nan") if _reach("backward") else None
 
 
 @REGISTRY.wrap("megatron.training.training:train_step", group=DRILL)
@@ -37,10 +44,26 @@ def train_step(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwa
         output, loss = forward_step(*inner, **named)
         _reach("forward")
         if getattr(output, "requires_grad", False):
-            output.register_hook(lambda _grad: _reach("backward"))
+            output.register_hook(_backward)
         return output, loss
 
     return wrapped(forward_with_faults, *args[1:], **kwargs)
+
+
+@REGISTRY.wrap("mindspeed_tft.recovery.session:Session.step_begin", group=DRILL)
+def step_begin(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    inject.begin(args[0])
+    return wrapped(*args, **kwargs)
+
+
+@REGISTRY.wrap("mindspeed_tft.recovery.session:Session._action", group=DRILL)
+def action(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """regroup, repair, rollback: when this rank begins to carry out such an order. Its payload names S; what broke is
+    the step after it, or S itself where that could be finished, which is one less than what is asked here."""
+    kind, payload = args
+    if kind.value in REPAIR_PHASES:
+        inject.reach(kind.value, int(payload["step"]) + 1)
+    return wrapped(*args, **kwargs)
 
 
 @REGISTRY.wrap("megatron.core.distributed.finalize_model_grads:finalize_model_grads", group=DRILL)
@@ -127,7 +150,8 @@ def _damage() -> str:
     session = runtime.session()
     if session is None:
         return "nothing is destroyed: there is no model yet"
-    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in _state(session.host)}
+    found = megatron_shards.state_tensors(session.host.model, session.host.optimizers())
+    storages = {tensor.untyped_storage().data_ptr(): tensor for tensor in found}
     count = 0
     for tensor in storages.values():
         storage = tensor.untyped_storage()
@@ -137,37 +161,11 @@ def _damage() -> str:
     return f"{count} bytes of {len(storages)} storages destroyed"
 
 
-def _state(host: Any) -> Iterator[torch.Tensor]:
-    """What device memory holds of the training state of this rank."""
-    for chunk in host.model:
-        yield from chunk.parameters()
-        yield from (buffer for _, buffer in chunk.named_buffers())  # persistent or not
-        for buffer in _gradient_buffers(chunk):
-            yield from (tensor for tensor in (buffer.grad_data, buffer.param_data) if tensor is not None)
-    for optimizer in host.optimizers():
-        scaler = getattr(optimizer, "grad_scaler", None)
-        if scaler is not None:
-            yield scaler.scale
-        inner = optimizer.optimizer
-        for main in (main for group in inner.param_groups for main in group["params"]):
-            yield main.data
-            if main.grad is not None:
-                yield main.grad
-            # Counters of steps have no dimension: torch keeps them in the host's memory.
-            yield from (value for value in inner.state.get(main, {}).values() if torch.is_tensor(value) and value.dim())
-
-
-def _gradient_buffers(chunk: Any) -> list[Any]:
-    """Of Megatron's data-parallel wrapper, whose `buffers` hides that of `torch.nn.Module`."""
-    found = [getattr(chunk, name, None) for name in ("buffers", "expert_parallel_buffers")]
-    return [buffer for buffers in found if isinstance(buffers, list) for buffer in buffers]
-
-
 def _cut() -> str:
-    count = torch_distributed.table().cut()
-    if not count:
+    table = torch_distributed.table()
+    if not len(table):
         raise RuntimeError("drill: there is no connection that could be cut: only those of gloo are known")
-    return f"{count} connections cut"
+    return f"{table.cut()} connections cut"  # none, where a stop has just cut them all
 
 
 def _platform() -> str:

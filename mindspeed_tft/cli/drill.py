@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 from rich.console import Console
@@ -26,7 +26,7 @@ ENV_CACHE = "TFT_DRILL_CACHE"
 # Everything after `--` is for Megatron.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
 
-_COLOURS = {"exact": "green", "inexact": "red", "degraded": "yellow", "lost": "red"}
+COLOURS = {"exact": "green", "inexact": "red", "degraded": "yellow", "lost": "red"}
 
 
 def command(
@@ -37,15 +37,31 @@ def command(
         Optional[list[str]],  # noqa: UP045  typer reads this annotation on Python 3.10 as well
         typer.Option(
             metavar="KIND@RANK:STEP[:PHASE]",
-            help="Repeatable; STEP is the step being computed, the first is 1. KIND: kill term segv exc; with preset "
-            "retry uce (device memory destroyed) uce-low (none of it in use) link (connections cut). PHASE: data "
-            "forward backward grad-reduce clip commit update param-gather; with preset retry also save eval; none: "
-            "chosen by the seed. Default kill@1:7:backward, with preset retry uce@1:7:backward.",
+            help="Repeatable; STEP is the step being computed, the first is 1; the same fault given n times comes n "
+            "times. KIND: kill term segv exc; with preset retry also uce (device memory destroyed) uce-low (none of it "
+            "in use) link (connections cut) nan (a gradient corrupted, silently). PHASE: data forward backward "
+            "grad-reduce clip commit update param-gather; with preset retry also save eval, and, in the repair of "
+            "another fault of that step, regroup repair rollback; none: chosen by the seed. Default "
+            "kill@1:7:backward, with preset retry uce@1:7:backward.",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of the whole training.")] = 12,
     dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
-    replicas: Annotated[int, typer.Option(help="Copies of each shard of the optimizer.")] = 2,
+    replicas: Annotated[
+        int,
+        typer.Option(
+            help="Copies of each shard of the optimizer; with preset retry also 1: then a lost shard comes from the "
+            "last periodic checkpoint, and steps since then are computed again."
+        ),
+    ] = 2,
+    save_interval: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            metavar="N",
+            help="Periodic checkpoints of the broken job. Default: none but the last; where training may have to go "
+            "back to one, an interval of half the steps before the fault.",
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Of the training, and of what the drill chooses by chance.")] = 1234,
     megatron: Annotated[
         Optional[Path],  # noqa: UP045
@@ -81,6 +97,7 @@ def command(
             launcher=launcher,
             timeout=timeout,
             extra=context.args,
+            save_interval=save_interval,
         )
         check_files(json_file, keep)
     except SpecError as error:
@@ -108,6 +125,7 @@ def make_plan(
     launcher: str = "torchrun",
     timeout: float = 240.0,
     extra: list[str] | None = None,
+    save_interval: int | None = None,
 ) -> Plan:
     """Read and check all arguments of a drill.
 
@@ -116,7 +134,7 @@ def make_plan(
     """
     sizes = spec.parse_layout(layout)
     wanted = tuple(spec.parse_fault(text) for text in faults or [spec.DEFAULT_FAULT.get(preset, "kill@1:7:backward")])
-    spec.check_drill(preset, sizes, wanted, steps, replicas, dtype)
+    spec.check_drill(preset, sizes, wanted, steps, replicas, dtype, save_interval)
     if launcher not in jobs.LAUNCHERS:
         raise SpecError(f"--launcher {launcher!r}: unknown; known: {' '.join(jobs.LAUNCHERS)}")
     if timeout <= 0:
@@ -137,6 +155,7 @@ def make_plan(
         launcher=launcher,
         timeout=timeout,
         extra=tuple(extra or ()),
+        save_interval=save_interval,
     )
 
 
@@ -166,9 +185,10 @@ def workspace(keep: Path | None) -> Iterator[tuple[Path, Path]]:
             shutil.rmtree(work)
 
 
-def write_json(report: Report, file: Path, kept: bool) -> None:
-    """Write the report; what it points at is copied beside it when the drill's directory will be removed."""
-    content = report.as_json()
+def write_json(report: Report, file: Path, kept: bool, content: dict[str, Any] | None = None) -> None:
+    """Write the report, or `content`, which is made from it; what it points at is copied beside it when the drill's
+    directory will be removed."""
+    content = report.as_json() if content is None else content
     if not kept:
         content["dump"], content["logs"] = None, []
         if report.incident is not None:
@@ -205,7 +225,7 @@ def table_of(report: Report, kept: bool) -> Table:
     table.add_column("what", style="bold")
     table.add_column("value", overflow="fold")
     rows = {
-        "verdict": f"[bold {_COLOURS[word]}]{word}[/]",
+        "verdict": f"[bold {COLOURS[word]}]{word}[/]",
         "job": f"{plan.layout} {plan.dtype}, {plan.replicas} replicas, {plan.steps} steps",
         "fault": " ".join(str(fault) for fault in seen.fired) or "none fired",
         "strategy": report.strategy,

@@ -8,7 +8,7 @@ from types import FrameType
 
 import typer
 
-from mindspeed_tft.cli import demo, drill
+from mindspeed_tft.cli import demo, drill, soak
 
 app = typer.Typer(
     name="tftctl",
@@ -19,6 +19,7 @@ app = typer.Typer(
 )
 app.command("drill", context_settings=drill.CONTEXT)(drill.command)
 app.command("demo")(demo.command)
+app.command("soak")(soak.command)
 
 
 @app.callback()

@@ -8,16 +8,19 @@ needs the names of the device mapped to the CPU, which `mindspeed_tft.on_cpu` do
 
 Environment:
   TFT_DRILL_STEPS   directory; every rank appends a line for each step that it ended, with begin and end times
+  TFT_DRILL_LEVELS  when set, with what the process uses of memory (bytes), threads, files and process groups
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib.util
 import inspect
 import json
 import os
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -25,6 +28,7 @@ from pathlib import Path
 from typing import Any
 
 ENV_STEPS = "TFT_DRILL_STEPS"
+ENV_LEVELS = "TFT_DRILL_LEVELS"
 
 WITH_PLUGIN = "--with-plugin"
 WITHOUT_PLUGIN = "--without-plugin"
@@ -193,6 +197,7 @@ def _log_steps(directory: Path) -> None:
     train_step = training.train_step
     directory.mkdir(parents=True, exist_ok=True)
     log = (directory / f"rank{os.environ['RANK']}.jsonl").open("a", buffering=1)
+    levels = _levels if os.environ.get(ENV_LEVELS) else dict
 
     def timed(*args: Any, **options: Any) -> Any:
         begin, begin_wall, cpu = time.perf_counter(), time.time(), time.process_time()
@@ -206,11 +211,53 @@ def _log_steps(directory: Path) -> None:
             "begin_wall": begin_wall,
             "end_wall": begin_wall + end - begin,
             "cpu": cpu,  # of all threads of this rank, at the begin
+            **levels(),
         }
         log.write(json.dumps(record) + "\n")
         return result
 
     training.train_step = timed
+
+
+def _levels() -> dict[str, int]:
+    """What this process uses now: it must not grow with the number of recoveries."""
+    import psutil
+    from torch.distributed import distributed_c10d
+
+    heap = _heap()
+    process = psutil.Process()
+    with process.oneshot():
+        memory = process.memory_info()
+        return {
+            "heap": heap,
+            "memory": memory.rss - memory.shared,  # without the files (code) that come in bit by bit
+            "threads": process.num_threads(),
+            "files": process.num_fds(),
+            "groups": len(distributed_c10d._world.pg_map),
+            "winding": sum(thread.name == "tft-drop-groups" for thread in threading.enumerate()),
+        }
+
+
+class _Mallinfo(ctypes.Structure):
+    """glibc's `struct mallinfo2`."""
+
+    _names = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
+    _fields_ = [(name, ctypes.c_size_t) for name in _names.split()]
+
+
+def _heap() -> int:
+    """Bytes that are allocated now, in all arenas; 0 where the C library cannot tell (before glibc 2.33, or another).
+
+    What the heap keeps without need is given back before, so that the resident memory says little else: groups that
+    come and go with their threads leave tens of megabytes of it.
+    """
+    library = ctypes.CDLL(None)
+    if not (hasattr(library, "malloc_trim") and hasattr(library, "mallinfo2")):
+        return 0
+    library.malloc_trim(0)
+    library.mallinfo2.restype = _Mallinfo
+    found = library.mallinfo2()
+    return int(found.uordblks + found.hblkhd)
 
 
 def _current_step() -> int:

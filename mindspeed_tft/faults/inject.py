@@ -7,7 +7,9 @@ Environment:
   TFT_DRILL_FAULTS  comma list of KIND@RANK:STEP[:PHASE]; a process takes those of its own rank
   TFT_DRILL_SEED    chooses the phase of a fault that names none (default 0)
   TFT_DRILL_LOG     file to which a line is appended, on disk before the fault fires: the drill counts seconds from it,
-                    and a fault that is already in it does not fire a second time
+                    and what is already in it does not fire again in a process that is started anew
+
+A fault that is given several times fires as often: once at each try of its step, or at each try of the repair.
 """
 
 from __future__ import annotations
@@ -23,7 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mindspeed_tft.faults.classify import MEMORY_ERROR, NO_LIVE_TENSOR
-from mindspeed_tft.faults.spec import GOES_ON, FaultSpec, SpecError, parse_faults
+from mindspeed_tft.faults.spec import GOES_ON, REPAIR_PHASES, FaultSpec, SpecError, parse_fault, parse_faults, without
 
 ENV_FAULTS = "TFT_DRILL_FAULTS"
 ENV_SEED = "TFT_DRILL_SEED"
@@ -58,30 +60,58 @@ class Injector:
     def __init__(self, rank: int, faults: tuple[FaultSpec, ...], log: Path | None = None) -> None:
         self.rank = rank
         self._log = log
-        fired = _fired_before(log)
-        self._waiting = [fault for fault in faults if fault.rank == rank and str(fault) not in fired]
+        self._waiting = list(without((fault for fault in faults if fault.rank == rank), _fired_before(log)))
+        self._fired: set[FaultSpec] = set()  # in this try of the step
+        self._furthest = 0  # the last step that this rank began
         # Megatron's hooks run on the main thread and on autograd's; one fault must not fire on both.
         self._lock = threading.Lock()
+
+    def begin(self, step: int) -> None:
+        """A try of `step` begins: what is given several times may fire once more."""
+        with self._lock:
+            self._fired.clear()
+            self._furthest = max(self._furthest, step)
 
     def due(self, phase: str, step: int) -> bool:
         """Whether a fault would fire here; nothing happens yet."""
         with self._lock:
-            return any(fault.step == step and fault.phase == phase for fault in self._waiting)
+            return bool(self._due(phase, step, self._fired))
 
     def breaks_off(self, phase: str, step: int) -> bool:
         """Whether a fault that would fire here ends the work at hand; after the others this rank goes on in it."""
         with self._lock:
-            due = [fault for fault in self._waiting if fault.step == step and fault.phase == phase]
-        return any(fault.kind not in GOES_ON for fault in due)
+            return any(fault.kind not in GOES_ON for fault in self._due(phase, step, self._fired))
 
-    def reach(self, phase: str, step: int) -> None:
-        """Fire what is due here: everything of this step that names this phase."""
-        with self._lock:
-            due = [fault for fault in self._waiting if fault.step == step and fault.phase == phase]
-            self._waiting = [fault for fault in self._waiting if fault not in due]
-        for fault in due:
+    def reach(self, phase: str, step: int) -> bool:
+        """Fire what is due here, each once, until one ends the work at hand; what is left waits for the next try.
+
+        True when the gradient that passes here has to be corrupted: that is up to the caller, who holds it.
+        """
+        corrupted = False
+        # A place of a step is passed with every micro-batch; an order comes once in each try.
+        fired = set() if phase in REPAIR_PHASES else self._fired
+        while (fault := self._take(phase, step, fired)) is not None:
             self._announce(fault)
+            corrupted = corrupted or fault.kind == "nan"
             fire(fault)
+        return corrupted
+
+    def _take(self, phase: str, step: int, fired: set[FaultSpec]) -> FaultSpec | None:
+        with self._lock:
+            due = self._due(phase, step, fired)
+            if not due:
+                return None
+            self._waiting.remove(due[0])
+            fired.add(due[0])
+            return due[0]
+
+    def _due(self, phase: str, step: int, fired: set[FaultSpec]) -> list[FaultSpec]:
+        """Under the lock. In a repair it is enough that the step was reached: `step` is the one after the last
+        completed step, and a rank may have come further, or has been put back by an earlier try."""
+        waiting = [fault for fault in self._waiting if fault.phase == phase and fault not in fired]
+        if phase in REPAIR_PHASES:
+            return [fault for fault in waiting if fault.step <= max(step, self._furthest)]
+        return [fault for fault in waiting if fault.step == step]
 
     def _announce(self, fault: FaultSpec) -> None:
         record = {
@@ -137,6 +167,9 @@ def fire(fault: FaultSpec) -> None:
     elif fault.kind == "link":
         # Nothing is raised: the next communication fails by itself, here and at the other ends.
         _say(fault, _needed(fault).cut())
+    elif fault.kind == "nan":
+        # Silent: who called `reach` multiplies the gradient, and nothing is raised.
+        _say(fault, "the gradient that passes here becomes NaN")
     else:
         raise SpecError(f"fault {fault}: kind {fault.kind!r} cannot be injected yet")
 
@@ -161,10 +194,16 @@ def breaks_off(phase: str, step: int) -> bool:
     return _ordered is not None and _ordered.breaks_off(phase, step)
 
 
-def reach(phase: str, step: int) -> None:
-    """Called by the training hooks when this rank reaches a phase of a step."""
+def begin(step: int) -> None:
+    """Called by the training hooks when this rank begins to compute a step, also when it does so again."""
     if _ordered is not None:
-        _ordered.reach(phase, step)
+        _ordered.begin(step)
+
+
+def reach(phase: str, step: int) -> bool:
+    """Called by the training hooks when this rank reaches a phase of a step, or of a repair. True: corrupt the gradient
+    that passes here."""
+    return _ordered is not None and _ordered.reach(phase, step)
 
 
 def _append_line(path: Path, line: str) -> None:
@@ -176,11 +215,11 @@ def _append_line(path: Path, line: str) -> None:
         os.close(descriptor)
 
 
-def _fired_before(log: Path | None) -> set[str]:
+def _fired_before(log: Path | None) -> list[FaultSpec]:
     """A rank that was started again must not break a second time at the same place."""
     if log is None or not log.exists():
-        return set()
-    return {str(json.loads(line)["fault"]) for line in log.read_text().splitlines() if line.strip()}
+        return []
+    return [parse_fault(str(json.loads(line)["fault"])) for line in log.read_text().splitlines() if line.strip()]
 
 
 def _integer(environ: Mapping[str, str], name: str, default: str) -> int:

@@ -1,6 +1,7 @@
 """The rehearsal: run the job unbroken, break it, let it go on or go on from what it left behind, compare.
 
-    reference   stock Megatron, unbroken; keeps a checkpoint of every step (shared between drills)
+    reference   stock Megatron, unbroken; keeps a checkpoint of every step, in a soak of the last one (shared between
+                drills)
     broken      the same job with the plugin and the ordered faults
     resumed     stock Megatron from the dump to the last step; not needed where the broken job trains to its end
 
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from mindspeed_tft.faults import gpt_job, inject, jobs, verdict
+from mindspeed_tft.faults import gpt_job, inject, jobs, spec, verdict
 from mindspeed_tft.faults.references import ReferenceCache, environment_facts, sources_digest
 from mindspeed_tft.faults.spec import FaultSpec, Layout, SpecError, format_faults
 from mindspeed_tft.faults.verdict import Compared, Evidence, Recovery, Verdict
@@ -26,7 +27,10 @@ PROGRAM = "mindspeed_tft.faults.gpt_job"
 
 INCIDENTS = "tft_incidents"  # the controller's default, in the --save directory
 # In the order in which they pass; `dump` and `exit` belong to this preset alone.
-STAGES = ("detect", "stop", "decide", "dump", "exit", "reboot", "regroup", "repair", "rollback", "first_step", "total")
+STAGES = (
+    *("detect", "stop", "decide", "dump", "exit", "reboot", "regroup", "repair", "rollback", "load", "first_step"),
+    "total",
+)
 
 _DUMP_STAGES = ("finish", "stage", "write", "publish")  # of the engine; a drill counts them as one: `dump`
 
@@ -49,6 +53,9 @@ class Plan:
     launcher: str = "torchrun"
     timeout: float = 240.0  # seconds for each job
     extra: tuple[str, ...] = ()
+    save_interval: int | None = None  # of the broken job; None: as `save_interval` finds it
+    every_step: bool = True  # the unbroken run keeps a checkpoint of every step; False: of its last one
+    levels: bool = False  # the ranks of the broken job log what they use of memory, threads, files and groups
 
     @property
     def step_at_fault(self) -> int:
@@ -84,6 +91,7 @@ class Report:
     dump: Path | None
     reference: Path | None
     logs: tuple[Path, ...]
+    fired_at: tuple[float, ...] = ()  # wall clock
     tail: str = ""  # the end of the log that explains a loss
     notes: list[str] = field(default_factory=list)
 
@@ -187,7 +195,7 @@ def training_flags(plan: Plan) -> tuple[str, ...]:
     words = [*(word for flag, value in sizes.items() for word in (flag, str(value)))]
     words += ["--lr-decay-style", "cosine", "--mock-data", "--tokenizer-type", "NullTokenizer", "--split", "98,1,1"]
     words += ["--transformer-impl", "local", "--use-distributed-optimizer", "--ckpt-format", "torch"]
-    words += _PLAIN_KERNELS + _dtype_flags(plan.dtype) + _device_flags()
+    words += _PLAIN_KERNELS + _dtype_flags(plan.dtype) + _device_flags() + _checks(plan)
     return (*words, *plan.extra)
 
 
@@ -197,6 +205,8 @@ def _evaluation(plan: Plan) -> dict[str, int]:
     return {"--eval-interval": math.gcd(*steps), "--eval-iters": 2} if steps else _NEVER
 
 
+# torch's record of the last 2000 collectives takes megabytes until it is full, which would look like a leak.
+_LEVELS = {gpt_job.ENV_LEVELS: "1", "TORCH_FR_BUFFER_SIZE": "0"}
 _NEVER = {"--eval-interval": 1000, "--eval-iters": 0}
 
 _PLAIN_KERNELS = [
@@ -214,6 +224,12 @@ def _dtype_flags(dtype: str) -> list[str]:
     return {"fp32": [], "bf16": ["--bf16"], "fp16": ["--fp16", "--initial-loss-scale", "65536"]}[dtype]
 
 
+def _checks(plan: Plan) -> list[str]:
+    """A wrong number has to be an error at once. Megatron's default is to compute the step again by itself first, and
+    then to end the job for somebody to look at it."""
+    return ["--rerun-mode", "disabled"] if any(fault.kind == "nan" for fault in plan.faults) else []
+
+
 def _device_flags() -> list[str]:
     import torch
 
@@ -228,12 +244,23 @@ def stock_flags(plan: Plan) -> tuple[str, ...]:
 
 def plugin_flags(plan: Plan) -> tuple[str, ...]:
     online = {"dump": (), "retry": ("--enable-hbmfault-repair",)}[plan.preset]
-    return (*training_flags(plan), "--enable-high-availability", "--optimizer-replica-num", str(plan.replicas), *online)
+    return (*training_flags(plan), "--enable-high-availability", *_replica_flags(plan.replicas), *online)
+
+
+def _replica_flags(replicas: int) -> tuple[str, ...]:
+    if replicas == 1:
+        return ("--distributed-optimizer-no-replica",)
+    return ("--optimizer-replica-num", str(replicas))
 
 
 def save_interval(plan: Plan) -> int:
     """So large that Megatron saves at its end alone: an ordinary checkpoint near the fault would make the dump's work
-    easier. Unless a fault is to fall into a save."""
+    easier. Unless a fault is to fall into a save, or needs a checkpoint to go back to."""
+    if plan.save_interval is not None:
+        return plan.save_interval
+    rewind = spec.first_rewind(plan.faults, plan.replicas)
+    if rewind is not None:
+        return spec.interval_before(rewind.step)
     return math.gcd(*(fault.step for fault in plan.faults if fault.phase == "save")) or plan.steps + 1
 
 
@@ -273,12 +300,13 @@ class Rehearsal:
         preset that repairs online the last checkpoint and exit status 0."""
         plan = self.plan
         last = plan.step_at_fault if plan.preset == "dump" else plan.steps
-        self._listener.stage("broken", f"with the plugin, {format_faults(plan.faults)}", 1, last)
+        self._listener.stage("broken", f"with the plugin, {_faults_text(plan.faults)}", 1, last)
         env = {
             inject.ENV_FAULTS: format_faults(plan.faults),
             inject.ENV_SEED: str(plan.seed),
             inject.ENV_LOG: str(self.fault_log),
             gpt_job.ENV_STEPS: str(self.broken_steps),
+            **(_LEVELS if plan.levels else {}),
         }
         flags = (*plugin_flags(plan), "--save", str(self.dump), "--save-interval", str(save_interval(plan)))
         ended = self._run("broken", gpt_job.WITH_PLUGIN, flags, env, plan.launcher)
@@ -334,15 +362,19 @@ class Rehearsal:
         return self.work / "faults.jsonl"
 
     def _make_reference(self, entry: Path) -> None:
-        flags = (*stock_flags(self.plan), "--save", str(entry / "save"), "--save-interval", "1")
+        flags = (*stock_flags(self.plan), "--save", str(entry / "save"), "--save-interval", str(self._kept_interval))
         ended = self._run("reference", gpt_job.WITHOUT_PLUGIN, flags, {})
         if ended.returncode != 0:
             raise JobFailed(ended)
 
+    @property
+    def _kept_interval(self) -> int:
+        return 1 if self.plan.every_step else self.plan.steps
+
     def _reference_key(self) -> dict[str, Any]:
         program = sources_digest(Path(gpt_job.__file__), *(_module_path(name) for name in _CPU_MODULES))
         return {
-            "flags": stock_flags(self.plan),
+            "flags": (*stock_flags(self.plan), "--save-interval", str(self._kept_interval)),
             "world_size": self.plan.layout.world_size,
             "program": program,
             "megatron": sources_digest(*self._sources),
@@ -373,6 +405,11 @@ def _module_path(name: str) -> Path:
         raise ModuleNotFoundError(name)
     origin = Path(found.origin)
     return origin.parent if origin.name == "__init__.py" else origin
+
+
+def _faults_text(faults: Sequence[FaultSpec], shown: int = 8) -> str:
+    more = len(faults) - shown
+    return format_faults(faults) if more <= 0 else f"{format_faults(faults[:shown])} and {more} more"
 
 
 def _how(ended: jobs.Ended, broken: bool = False) -> str:
@@ -427,11 +464,13 @@ class StepLog:
     def first(self, after: float = 0.0) -> tuple[int, float, float] | None:
         """The first step that was begun later than `after` (wall clock) and ended: when its first rank began, and when
         its last rank ended it."""
-        records = [record for record in self._records() if record["begin_wall"] > after]
-        if not records:
+        begun = [[record for record in records if record["begin_wall"] > after] for records in self.steps.values()]
+        step = min((record["step"] for records in begun for record in records), default=None)
+        if step is None:
             return None
-        step = min(record["step"] for record in records)
-        of_step = [record for record in records if record["step"] == step]
+        # Each rank's first time: a further fault may have made it compute the step again.
+        times = [[record for record in records if record["step"] == step] for records in begun]
+        of_step = [records[0] for records in times if records]
         return step, min(record["begin_wall"] for record in of_step), max(record["end_wall"] for record in of_step)
 
     def _records(self) -> list[dict[str, Any]]:
@@ -447,13 +486,13 @@ def read_steps(directory: Path) -> StepLog:
     return StepLog(steps)
 
 
-def read_fired(log: Path, faults: Sequence[FaultSpec]) -> tuple[tuple[FaultSpec, ...], float | None]:
-    """Which faults fired, and when the first of them did (wall clock)."""
+def read_fired(log: Path, faults: Sequence[FaultSpec]) -> tuple[tuple[FaultSpec, ...], tuple[float, ...]]:
+    """Which faults fired, each as often as it did, and when (wall clock, in order)."""
     if not log.exists():
-        return (), None
+        return (), ()
     records = [json.loads(line) for line in log.read_text().splitlines() if line.strip()]
-    fired = {record["fault"] for record in records}
-    return tuple(f for f in faults if str(f) in fired), min((record["wall"] for record in records), default=None)
+    left = spec.without(faults, [spec.parse_fault(record["fault"]) for record in records])
+    return spec.without(faults, left), tuple(sorted(record["wall"] for record in records))
 
 
 def saved_step(save: Path) -> int | None:
@@ -478,12 +517,15 @@ def read_incidents(save: Path) -> list[tuple[Path, dict[str, Any]]]:
     return sorted(found, key=lambda report: float(report[1]["opened"]))
 
 
-_STRATEGIES = {"retried": "retry", "dumped": "dump", "exists": "dump"}  # by the outcome of an incident
+# By the outcome of an incident.
+_STRATEGIES = {"retried": "retry", "rewound": verdict.REWIND, "dumped": "dump", "exists": "dump"}
 
 
 def recovery_of(incident: Mapping[str, Any]) -> Recovery:
     """What an incident report says about the way out."""
-    return Recovery(_STRATEGIES.get(incident["outcome"], "none"), int(incident["step"]))
+    strategy, step = _STRATEGIES.get(incident["outcome"], "none"), int(incident["step"])
+    furthest = int(incident["engine"]["furthest_step"]) if strategy == verdict.REWIND else step
+    return Recovery(strategy, step, tuple(range(step + 1, furthest + 1)))
 
 
 def stage_seconds(
@@ -538,19 +580,26 @@ def rehearse(plan: Plan, work: Path, cache: Path, listener: Listener) -> Report:
         completed=steps.completed,
         saved=saved_step(run.dump),
         compare=plan.compare,
-        reported=incidents[-1]["step"] if incidents else None,
+        reported=_reported(incidents),
         leftover=broken.leftover,
         preset=plan.preset,
         ordered=plan.faults,
         recoveries=tuple(recovery_of(incident) for incident in incidents),
         computed_again=steps.computed_again,
         restarted=steps.restarted,
+        replicas=plan.replicas,
     )
     if seen.online and reference is not None and seen.saved == plan.steps:
         seen = replace(seen, comparisons=run.compare_end(reference))
-    elif seen.saved is not None and broken.returncode:
+    elif seen.saved is not None and broken.returncode and plan.every_step:
         seen = _go_on(run, seen, seen.saved, reference)
     return _report(run, seen, reference)
+
+
+def _reported(incidents: Sequence[Mapping[str, Any]]) -> int | None:
+    """The step that the last incident says is on disk, or from which training went on; None if it says so of none."""
+    step = int(incidents[-1]["step"]) if incidents else -1
+    return step if step >= 0 else None
 
 
 def _go_on(run: Rehearsal, seen: Evidence, saved: int, reference: Path | None) -> Evidence:
@@ -582,11 +631,12 @@ def _report(run: Rehearsal, seen: Evidence, reference: Path | None) -> Report:
     word, reasons = verdict.judge(seen)
     incidents = read_incidents(run.dump)
     path, incident = (incidents[0] if seen.online else incidents[-1]) if incidents else (None, None)
-    _, fault_wall = read_fired(run.fault_log, plan.faults)
+    _, fired_at = read_fired(run.fault_log, plan.faults)
+    fault_wall = fired_at[0] if fired_at else None
     before, after = read_steps(run.broken_steps), read_steps(run.resumed_steps)
     first = before.first(fault_wall or 0.0) if seen.online else after.first()
     restarted = {rank for rank, pid in after.pids.items() if before.pids.get(rank) != pid} | set(seen.restarted)
-    silent = [str(fault) for fault in plan.faults if fault not in seen.fired]
+    silent = [str(fault) for fault in spec.without(plan.faults, seen.fired)]
     return Report(
         plan=plan,
         verdict=word,
@@ -600,6 +650,7 @@ def _report(run: Rehearsal, seen: Evidence, reference: Path | None) -> Report:
         dump=run.dump if seen.saved is not None and not seen.online else None,
         reference=reference,
         logs=tuple(ended.log for ended in run.ended),
+        fired_at=fired_at,
         tail=run.ended[-1].explanation() if word is Verdict.LOST and run.ended else "",
         notes=[f"did not fire, the job was over before: {' '.join(silent)}"] if silent else [],
     )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -22,14 +23,14 @@ KINDS: dict[str, str] = {
     "uce-low": "an uncorrectable device-memory error that hits no live tensor",
     "link": "a retryable communication error",
     "hang": "a native call that never returns",
-    "nan": "a corrupted gradient",
+    "nan": "a corrupted gradient, of which no device says a word",
     "controller": "the controller process killed",
     "agent": "the launcher of the rank's node killed",
     "node": "all processes of the rank's node killed",
 }
 
 # After these a rank goes on in what it was doing; the others end it.
-GOES_ON: frozenset[str] = frozenset({"term", "link"})
+GOES_ON: frozenset[str] = frozenset({"term", "link", "nan"})
 
 # The moments of a step in the order in which a rank passes them; `save` and `eval` lie between steps.
 STEP_PHASES: tuple[str, ...] = (
@@ -42,7 +43,10 @@ STEP_PHASES: tuple[str, ...] = (
     "update",
     "param-gather",
 )
-PHASES: tuple[str, ...] = (*STEP_PHASES, "save", "eval")
+# The moments of an online repair: the fault falls when its rank begins to carry out that order. The step of such a
+# fault is the step of the fault that is being repaired.
+REPAIR_PHASES: tuple[str, ...] = ("regroup", "repair", "rollback")
+PHASES: tuple[str, ...] = (*STEP_PHASES, "save", "eval", *REPAIR_PHASES)
 
 PRESETS: tuple[str, ...] = ("dump", "retry", "recover", "elastic")
 DTYPES: tuple[str, ...] = ("fp32", "bf16", "fp16")
@@ -51,10 +55,14 @@ DTYPES: tuple[str, ...] = ("fp32", "bf16", "fp16")
 # With `retry` the kinds of `dump` show what happens to a fault that cannot be repaired online.
 AVAILABLE_KINDS: dict[str, tuple[str, ...]] = {
     "dump": ("kill", "term", "segv", "exc"),
-    "retry": ("uce", "uce-low", "link", "kill", "term", "segv", "exc"),
+    "retry": ("uce", "uce-low", "link", "nan", "kill", "term", "segv", "exc"),
 }
+REPAIRED_ONLINE: frozenset[str] = frozenset({"uce", "uce-low", "link"})
+KINDS_IN_REPAIR: tuple[str, ...] = ("uce", "uce-low", "link", "kill", "exc", "segv")
+NAN_PHASE = "backward"  # a gradient is corrupted where it flows
 AVAILABLE_PHASES: dict[str, tuple[str, ...]] = {"dump": STEP_PHASES, "retry": PHASES}
 DEFAULT_FAULT: dict[str, str] = {"dump": "kill@1:7:backward", "retry": "uce@1:7:backward"}
+MIN_REWIND_STEP = 4  # a checkpoint, a whole step after it that is lost with it, the step before the fault, the fault
 MIN_STEPS = 3  # one before the fault, its own, one after it
 MAX_STEPS = 100  # the unbroken run keeps a checkpoint of every step
 AVAILABLE_AXES: tuple[str, ...] = ("dp", "tp", "pp")
@@ -84,6 +92,8 @@ class FaultSpec:
         """This fault with its phase chosen: the same seed always chooses the same one."""
         if self.phase is not None:
             return self
+        if self.kind == "nan":
+            return replace(self, phase=NAN_PHASE)
         # A generator of its own: the training process's global one is part of the state that is compared.
         chosen = random.Random(f"{seed}/{self}").choice(STEP_PHASES)
         return replace(self, phase=chosen)
@@ -102,6 +112,16 @@ class Layout:
     @property
     def world_size(self) -> int:
         return self.dp * self.tp * self.pp * self.ep * self.cp
+
+    def shard_of(self, rank: int, replicas: int) -> tuple[int, ...]:
+        """Which shard of the optimizer `rank` holds: ranks with the same answer are each other's replicas.
+
+        Megatron's order of ranks, the fastest first: tensor, context, expert, data, pipeline. Without expert
+        parallelism the data-parallel list of a model part is that of context and data together.
+        """
+        tensor, rest = rank % self.tp, rank // self.tp
+        position, pipeline = rest % (self.cp * self.dp), rest // (self.cp * self.dp)
+        return tensor, pipeline, position % (self.cp * self.dp // replicas)
 
     def __str__(self) -> str:
         sizes = {axis: getattr(self, axis) for axis in ("tp", "pp", "cp", "ep", "dp")}
@@ -165,26 +185,54 @@ def check_replicas(layout: Layout, replicas: int) -> None:
         )
 
 
+def first_rewind(faults: Iterable[FaultSpec], replicas: int) -> FaultSpec | None:
+    """The first fault after which nothing but a periodic checkpoint may hold the state; None: there is no such one."""
+    return min((f for f in faults if replicas == 1 or f.kind == "nan"), key=lambda fault: fault.step, default=None)
+
+
+def interval_before(step: int) -> int:
+    """How often to save so that a fault of `step` finds a checkpoint, but not one of the step before: then completed
+    steps have to be computed again, which is what a rehearsal of it is for. For step 7 it is 4."""
+    return (step - 1) // 2 + 1
+
+
 def check_drill(
-    preset: str, layout: Layout, faults: Sequence[FaultSpec], steps: int, replicas: int, dtype: str = "fp32"
+    preset: str,
+    layout: Layout,
+    faults: Sequence[FaultSpec],
+    steps: int,
+    replicas: int,
+    dtype: str = "fp32",
+    save_interval: int | None = None,
 ) -> None:
     """Refuse what this preset cannot rehearse (yet), before anything is started."""
+    if not MIN_STEPS <= steps <= MAX_STEPS:
+        raise SpecError(f"--steps {steps}: expected {MIN_STEPS} to {MAX_STEPS}")
+    check_job(preset, layout, replicas, dtype)
+    if not faults:
+        raise SpecError("--fault: give at least one, for example kill@1:7:backward")
+    for fault in faults:
+        _check_fault(preset, layout, fault, steps)
+        _check_nan(fault, dtype)
+        _check_in_repair(fault, faults)
+    _check_checkpoints(faults, replicas, save_interval)
+
+
+def check_job(preset: str, layout: Layout, replicas: int, dtype: str) -> None:
+    """Refuse a job that cannot be drilled, whatever breaks in it."""
     if preset not in PRESETS:
         raise SpecError(f"--preset {preset!r}: unknown; known presets: {' '.join(PRESETS)}")
     if preset not in AVAILABLE_KINDS:
         raise SpecError(f"--preset {preset}: not available yet; available: {' '.join(AVAILABLE_KINDS)}")
     if dtype not in DTYPES:
         raise SpecError(f"--dtype {dtype!r}: unknown; known: {' '.join(DTYPES)}")
-    if not MIN_STEPS <= steps <= MAX_STEPS:
-        raise SpecError(f"--steps {steps}: expected {MIN_STEPS} to {MAX_STEPS}")
     _check_axes(layout)
     check_replicas(layout, replicas)
-    if replicas < 2:
-        raise SpecError(f"--replicas 1: preset {preset} needs at least 2 copies of the optimizer state to lose one")
-    if not faults:
-        raise SpecError("--fault: give at least one, for example kill@1:7:backward")
-    for fault in faults:
-        _check_fault(preset, layout, fault, steps)
+    if replicas < 2 and preset == "dump":
+        raise SpecError(
+            "--replicas 1: with preset dump the survivors save what they hold, and without a second copy the state of "
+            "a lost rank is held by nobody; use --replicas 2, or --preset retry, which goes on from a checkpoint"
+        )
 
 
 def _check_axes(layout: Layout) -> None:
@@ -219,3 +267,89 @@ def _check_fault(preset: str, layout: Layout, fault: FaultSpec, steps: int) -> N
     if not 2 <= fault.step < steps:
         # Before step 2 nothing is completed that could be saved; after the last step nothing would go on.
         raise SpecError(f"--fault {fault}: with --steps {steps} the step must be one of 2 to {steps - 1}")
+
+
+def _check_nan(fault: FaultSpec, dtype: str) -> None:
+    if fault.kind != "nan":
+        return
+    if fault.phase not in (None, NAN_PHASE):
+        raise SpecError(f"--fault {fault}: a gradient is corrupted in phase {NAN_PHASE!r}; no other is available")
+    if dtype == "fp16":
+        raise SpecError(
+            f"--fault {fault}: with --dtype fp16 the loss scaler takes it for an overflow and skips the step, so there "
+            f"is nothing to recover from; use --dtype fp32 or bf16"
+        )
+
+
+def _check_in_repair(fault: FaultSpec, faults: Sequence[FaultSpec]) -> None:
+    """A fault that falls into a repair needs another one, of the same step, that is repaired."""
+    if fault.phase not in REPAIR_PHASES:
+        return
+    if fault.kind not in KINDS_IN_REPAIR:
+        raise SpecError(
+            f"--fault {fault}: kind {fault.kind!r} is not available in phase {fault.phase!r}, where there are "
+            f"{' '.join(KINDS_IN_REPAIR)}"
+        )
+    causes = [
+        other
+        for other in faults
+        if other.phase not in REPAIR_PHASES and other.kind in REPAIRED_ONLINE and other.step == fault.step
+    ]
+    if not causes:
+        raise SpecError(
+            f"--fault {fault}: phase {fault.phase!r} belongs to the repair of another fault of step {fault.step}, and "
+            f"none that is repaired online is given; add for example --fault uce@{fault.rank}:{fault.step}:backward"
+        )
+    if fault.phase == "repair" and all(cause.kind != "uce" for cause in causes):
+        raise SpecError(
+            f"--fault {fault}: nobody has a shard to move in that repair, so no rank gets to phase 'repair'; only kind "
+            f"'uce' of step {fault.step} destroys one"
+        )
+
+
+def _check_checkpoints(faults: Sequence[FaultSpec], replicas: int, save_interval: int | None) -> None:
+    """Refuse faults without the periodic checkpoints that they need."""
+    saves = [fault for fault in faults if fault.phase == "save"]
+    if save_interval is not None:
+        _check_interval(saves, save_interval)
+    first = first_rewind(faults, replicas)
+    if first is None:
+        return
+    why = "--replicas 1" if replicas == 1 else "kind 'nan'"
+    if first.step < MIN_REWIND_STEP:
+        raise SpecError(
+            f"--fault {first}: with {why} training goes on from a checkpoint, and one that is older than the step "
+            f"before needs step {MIN_REWIND_STEP} or later"
+        )
+    if save_interval is None and saves:
+        raise SpecError(
+            f"--fault {saves[0]}: with {why} the job saves periodically for the way back; say with --save-interval how "
+            f"often, so that step {saves[0].step} is saved and one before step {first.step} as well"
+        )
+    if save_interval is not None and save_interval >= first.step:
+        raise SpecError(
+            f"--save-interval {save_interval}: with {why} a checkpoint is needed before step {first.step}; give "
+            f"{interval_before(first.step)} or less"
+        )
+
+
+def _check_interval(saves: Sequence[FaultSpec], save_interval: int) -> None:
+    if save_interval < 1:
+        raise SpecError(f"--save-interval {save_interval}: expected at least 1")
+    for fault in saves:
+        if fault.step % save_interval:
+            raise SpecError(
+                f"--save-interval {save_interval}: step {fault.step} is not saved then, and --fault {fault} does not "
+                f"fire; give a divisor of {fault.step}"
+            )
+
+
+def without(faults: Iterable[FaultSpec], fired: Iterable[FaultSpec]) -> tuple[FaultSpec, ...]:
+    """`faults` without those of `fired`, each counted as often as it was given, in their order."""
+    gone, left = Counter(fired), []
+    for fault in faults:
+        if gone[fault]:
+            gone[fault] -= 1
+        else:
+            left.append(fault)
+    return tuple(left)

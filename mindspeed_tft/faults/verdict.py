@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from mindspeed_tft.faults.spec import PHASES, STEP_PHASES, FaultSpec
+from mindspeed_tft.faults.spec import PHASES, REPAIR_PHASES, STEP_PHASES, FaultSpec, first_rewind, without
 
 # Before a rank reaches this phase no rank can have passed the commit of the step; after it every one has.
 _COMMIT = STEP_PHASES.index("commit")
@@ -47,6 +47,7 @@ class Recovery:
 
     strategy: str
     step: int
+    again: tuple[int, ...] = ()  # completed steps that it gives up, to be computed once more
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class Evidence:
     faulty_exit: int | None  # exit status of the job that was broken; None: killed at its deadline
     completed: int  # the last step that some rank of the broken job ended, 0 if none
     saved: int | None  # step of the dump; None: there is none
-    reported: int | None = None  # step that the incident report names; None: there is no report
+    reported: int | None = None  # step that the last incident report says is saved; None: none says so
     resumed_exit: int | None = None  # exit status of the job that went on from the dump; None: did not end, or not run
     resumed_first: int | None = None  # first step that it computed
     compare: bool = True
@@ -69,6 +70,13 @@ class Evidence:
     recoveries: tuple[Recovery, ...] = ()  # as the incidents tell them, in order
     computed_again: int = 0  # steps that some rank had ended and that were computed once more in the same job
     restarted: tuple[int, ...] = ()  # ranks whose process id changed in the broken job
+    replicas: int = 2  # of each shard of the optimizer
+
+    @property
+    def may_rewind(self) -> bool:
+        """The preset promises no more than to go on from the last checkpoint: what was lost has no other holder, or
+        the numbers of all holders are in doubt."""
+        return first_rewind(self.ordered, self.replicas) is not None
 
     @property
     def online(self) -> bool:
@@ -76,6 +84,7 @@ class Evidence:
         return self.preset != "dump" and self.faulty_exit == 0
 
 
+REWIND = "rewind"  # the strategy that goes on, in the same job, from the last periodic checkpoint
 DUMP_COMPARISON = "dump"  # the dump against the unbroken run's checkpoint of the same step
 FINAL_COMPARISON = "end"  # the end of the resumed run against the end of the unbroken run
 EXPECTED_COMPARISONS = (DUMP_COMPARISON, FINAL_COMPARISON)
@@ -89,7 +98,8 @@ def possible_steps(faults: Sequence[FaultSpec]) -> tuple[int, ...]:
     final gradients and the step must be finished. At the commit point itself both can happen. A rank that is asked to
     end breaks nothing: it trains on until the stop arrives, which may be in the next step.
     """
-    first = min(faults, key=lambda fault: (fault.step, _phase_index(fault)))
+    in_steps = [fault for fault in faults if fault.phase not in REPAIR_PHASES]  # the others come after one of these
+    first = min(in_steps or faults, key=lambda fault: (fault.step, _phase_index(fault)))
     if first.kind == "term":
         return (first.step - 1, first.step, first.step + 1)
     phase = _phase_index(first)
@@ -130,7 +140,7 @@ def _judge_online(seen: Evidence) -> tuple[Verdict, tuple[str, ...]]:
     lost = _lost_online(seen)
     if lost:
         return Verdict.LOST, lost
-    inexact = _unequal(seen, ONLINE_COMPARISONS)
+    inexact = _unequal(seen, ONLINE_COMPARISONS) + _untold(seen)
     if inexact:
         return Verdict.INEXACT, inexact
     degraded = _degraded_online(seen)
@@ -141,7 +151,7 @@ def _judge_online(seen: Evidence) -> tuple[Verdict, tuple[str, ...]]:
 
 def _lost_online(seen: Evidence) -> tuple[str, ...]:
     reasons = []
-    silent = [str(fault) for fault in seen.ordered if fault not in seen.fired]
+    silent = [str(fault) for fault in without(seen.ordered, seen.fired)]
     if not seen.fired:
         reasons.append("no fault fired, so nothing was rehearsed")
     elif silent:
@@ -151,12 +161,33 @@ def _lost_online(seen: Evidence) -> tuple[str, ...]:
     return tuple(reasons)
 
 
+def _untold(seen: Evidence) -> tuple[str, ...]:
+    """What the incidents say of lost steps must be what happened.
+
+    A step past its commit is complete for them, also when no rank had ended it: at most one a rewind.
+    """
+    told, rewound = len(_told_again(seen)), [r for r in seen.recoveries if r.strategy == REWIND]
+    if not rewound or seen.computed_again <= told <= seen.computed_again + len(rewound):
+        return ()
+    return (
+        f"the incident reports tell of {told} completed steps to be computed again (after step "
+        f"{' and '.join(str(recovery.step) for recovery in rewound)}), but {seen.computed_again} were",
+    )
+
+
+def _told_again(seen: Evidence) -> set[int]:
+    return {step for recovery in seen.recoveries for step in recovery.again}
+
+
 def _degraded_online(seen: Evidence) -> tuple[str, ...]:
     reasons = []
-    if not any(recovery.strategy == seen.preset for recovery in seen.recoveries):
-        told = " ".join(recovery.strategy for recovery in seen.recoveries) or "none at all"
-        reasons.append(f"no incident report tells of a recovery by {seen.preset} (told: {told})")
-    if seen.computed_again:
+    strategies = [recovery.strategy for recovery in seen.recoveries]
+    promised = {seen.preset, REWIND} if seen.may_rewind else {seen.preset}
+    if not promised & set(strategies):
+        reasons.append(f"no incident report tells of a recovery by {seen.preset} (told: {_told(strategies)})")
+    if REWIND in strategies and not seen.may_rewind:
+        reasons.append(f"the state came from a checkpoint, not from replicas (told: {_told(strategies)})")
+    if seen.computed_again and not (seen.may_rewind and REWIND in strategies):
         reasons.append(f"{seen.computed_again} completed steps had to be computed again")
     if seen.restarted:
         reasons.append(f"the processes of ranks {' '.join(map(str, seen.restarted))} were started again")
@@ -165,10 +196,14 @@ def _degraded_online(seen: Evidence) -> tuple[str, ...]:
     return tuple(reasons)
 
 
+def _told(strategies: Sequence[str]) -> str:
+    return " ".join(strategies) or "none at all"
+
+
 def steps_lost(seen: Evidence) -> int | None:
     """Completed steps that had to be computed again."""
     if seen.online:
-        return seen.computed_again
+        return max(seen.computed_again, len(_told_again(seen)))
     return None if seen.saved is None else seen.computed_again + max(0, seen.completed - seen.saved)
 
 
@@ -239,7 +274,7 @@ def _degraded(seen: Evidence) -> tuple[str, ...]:
     if seen.resumed_first is None:
         reasons.append("it is not known at which step the job went on")
     if seen.reported is None:
-        reasons.append("there is no incident report")
+        reasons.append("no incident report tells of a checkpoint")
     if seen.leftover:
         reasons.append(f"{len(seen.leftover)} processes outlived their job: {'; '.join(seen.leftover)}")
     return tuple(reasons)

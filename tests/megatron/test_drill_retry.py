@@ -163,3 +163,126 @@ def test_what_cannot_be_repaired_is_saved(retry: Callable[..., Drilled]) -> None
     report = found.report
     assert (found.status, report["verdict"], report["strategy"]) == (4, "degraded", "dump"), found.output
     assert (report["resumed_at"], report["steps_lost"], report["compared"]["different"]) == (6, 0, 0)
+
+
+# ----------------------------------------------------------------------------- faults that come again, or in a repair
+
+
+def _numbers(found: Drilled) -> list[int]:
+    """How many tries each incident took, in order."""
+    incidents = sorted(found.incidents, key=lambda incident: incident["opened"])
+    return [len(incident["engine"]["repairs"]) for incident in incidents]
+
+
+@pytest.mark.full
+def test_a_fault_that_comes_three_times_is_repaired_three_times(retry: Callable[..., Drilled]) -> None:
+    faults = ["uce@1:7:backward"] * 3
+    found = retry(*_arguments(*faults))
+    _assert_exact(found, *faults)
+    assert [(each["strategy"], each["step"]) for each in found.report["recoveries"]] == [("retry", 6)] * 3
+    assert _numbers(found) == [1, 1, 1]
+
+
+@pytest.mark.full
+def test_a_fault_that_comes_a_fourth_time_is_given_up_and_the_job_saved(retry: Callable[..., Drilled]) -> None:
+    found = retry(*_arguments(*["uce@1:7:backward"] * 4))
+    report = found.report
+    assert (found.status, report["verdict"], report["strategy"]) == (4, "degraded", "dump"), found.output
+    assert (report["steps_lost"], report["compared"]["different"]) == (0, 0)
+    assert [each["strategy"] for each in report["recoveries"]] == ["retry", "retry", "retry", "dump"]
+    assert report["recoveries"][-1]["step"] == 6
+    last = max(found.incidents, key=lambda incident: incident["opened"])
+    assert "3 repairs after step 6 did not help (memory of rank 1)" in last["summary"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("cause", "second"),
+    [
+        *(("uce@1:7:backward", f"{kind}@2:7:{phase}")
+          for kind, phase in product(("uce", "uce-low", "exc"), ("regroup", "rollback"))),
+        ("uce@1:7:backward", "link@2:7:rollback"),
+        ("uce@1:7:backward", "uce@1:7:repair"),
+        ("uce@1:7:update", "link@3:7:repair"),
+        ("link@0:7:forward", "uce@3:7:rollback"),
+    ],
+)  # fmt: skip
+def test_a_fault_inside_a_repair_is_repaired_at_the_second_try(
+    retry: Callable[..., Drilled], cause: str, second: str
+) -> None:
+    found = retry(*_arguments(cause, second))
+    report = found.report
+    assert (found.status, report["verdict"], report["reasons"]) == (0, "exact", []), found.output
+    assert sorted(report["faults_fired"]) == sorted((cause, second))
+    assert (report["steps_lost"], report["processes_restarted"]) == (0, [])
+    assert _numbers(found) == [2]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["kill", "segv"])
+@pytest.mark.parametrize(("rank", "phase"), [(0, "regroup"), (1, "repair"), (3, "rollback")])
+def test_a_rank_that_dies_in_a_repair_leaves_a_dump(
+    retry: Callable[..., Drilled], kind: str, rank: int, phase: str
+) -> None:
+    """Rank 3 gives its shard to rank 1: it dies after that, or rank 1 does before it."""
+    found = retry(*_arguments("uce@1:7:backward", f"{kind}@{rank}:7:{phase}"))
+    report = found.report
+    assert (found.status, report["verdict"], report["strategy"]) == (4, "degraded", "dump"), found.output
+    assert (report["resumed_at"], report["steps_lost"], report["compared"]["different"]) == (6, 0, 0)
+
+
+# ------------------------------------------------------------------------------------------ back to a checkpoint
+
+
+def _assert_rewound(found: Drilled, *faults: str, lost: int = 2, rewinds: int = 1) -> None:
+    """From the checkpoint of step 4, every 4th being saved; byte for byte at the end all the same."""
+    report = found.report
+    assert (found.status, report["verdict"], report["reasons"]) == (0, "exact", []), found.output
+    assert (report["strategy"], sorted(report["faults_fired"])) == ("rewind", sorted(faults))
+    assert [(each["strategy"], each["step"]) for each in report["recoveries"]] == [("rewind", 4)] * rewinds
+    assert (report["resumed_at"], report["steps_lost"], report["processes_restarted"]) == (4, lost, [])
+    (compared,) = report["comparisons"]
+    assert (compared["what"], compared["different"]) == ("end", 0)
+    assert compared["tensors"] > 30
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_after_a_corrupted_gradient_all_go_back_to_the_last_checkpoint(
+    retry: Callable[..., Drilled], layout: str, dtype: str
+) -> None:
+    fault = "nan@1:7:backward"
+    found = retry("--layout", layout, "--dtype", dtype, "--fault", fault)
+    _assert_rewound(found, fault)
+    assert "becomes NaN" in _said(found, fault)
+
+
+@pytest.mark.full
+def test_a_gradient_that_is_corrupted_again_goes_back_again(retry: Callable[..., Drilled]) -> None:
+    faults = ["nan@2:7:backward"] * 2
+    _assert_rewound(retry(*_arguments(*faults)), *faults, rewinds=2)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("phase", "lost"), [("backward", 2), ("update", 3)])
+def test_without_replicas_a_lost_shard_comes_from_the_last_checkpoint(
+    retry: Callable[..., Drilled], layout: str, phase: str, lost: int
+) -> None:
+    fault = f"uce@1:7:{phase}"
+    _assert_rewound(retry("--layout", layout, "--replicas", "1", "--fault", fault), fault, lost=lost)
+
+
+@pytest.mark.full
+def test_without_replicas_a_broken_link_costs_no_step(retry: Callable[..., Drilled]) -> None:
+    fault = "link@1:7:forward"
+    _assert_exact(retry("--replicas", "1", "--fault", fault), fault)
+
+
+@pytest.mark.full
+def test_with_both_holders_hit_a_checkpoint_is_a_weaker_way_out(retry: Callable[..., Drilled]) -> None:
+    found = retry("--save-interval", "4", *_arguments("uce@1:7:forward", "uce@3:7:forward"))
+    report = found.report
+    assert (found.status, report["verdict"], report["strategy"]) == (4, "degraded", "rewind"), found.output
+    assert (report["resumed_at"], report["steps_lost"], report["compared"]["different"]) == (4, 2, 0)

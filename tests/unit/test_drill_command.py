@@ -13,9 +13,9 @@ from typer.testing import CliRunner
 from mindspeed_tft.cli import demo, drill
 from mindspeed_tft.cli.main import app
 from mindspeed_tft.cli.progress import LineListener
-from mindspeed_tft.faults import jobs, rehearsal
+from mindspeed_tft.faults import jobs, rehearsal, verdict
 from mindspeed_tft.faults.rehearsal import Plan, Report, StepLog, read_steps, saved_step, stage_seconds
-from mindspeed_tft.faults.spec import parse_fault, parse_layout
+from mindspeed_tft.faults.spec import parse_fault, parse_faults, parse_layout
 from mindspeed_tft.faults.verdict import Compared, Evidence, Recovery, Verdict, judge
 
 KEYS = {
@@ -74,6 +74,9 @@ def _report(tmp_path: Path, **change: Any) -> Report:
         (["--steps", "1"], "expected 3 to 100"),
         (["--launcher", "mpirun"], "known: torchrun tftrun"),
         (["--timeout", "0"], "positive"),
+        (["--replicas", "1"], "held by nobody"),
+        (["--preset", "retry", "--fault", "nan@1:7", "--dtype", "fp16"], "the loss scaler takes it for an overflow"),
+        (["--preset", "retry", "--save-interval", "0"], "expected at least 1"),
         (["--megatron", "/nonexistent"], "--megatron /nonexistent: holds no megatron/core"),
         (["--json", "/nonexistent/report.json"], "does not exist"),
         (["--keep", "/proc/drills"], "--keep /proc/drills: cannot be created"),
@@ -101,6 +104,8 @@ def test_the_fault_that_nobody_named_fits_the_preset() -> None:
         (["uce@1:7:save"], 7, (1000, 0)),
         (["uce@1:7:eval"], 13, (7, 2)),
         (["uce@1:6:save", "link@1:9:save", "uce@0:8:eval"], 3, (8, 2)),
+        (["nan@1:7:backward"], 4, (1000, 0)),
+        (["uce@2:5:forward", "nan@1:9:backward", "nan@1:9:backward", "uce@0:8:eval"], 5, (8, 2)),
     ],
 )
 def test_the_job_saves_and_evaluates_where_a_fault_needs_it(
@@ -111,6 +116,29 @@ def test_the_job_saves_and_evaluates_where_a_fault_needs_it(
     flags = rehearsal.stock_flags(plan)
     found = tuple(int(flags[flags.index(name) + 1]) for name in ("--eval-interval", "--eval-iters"))
     assert found == evaluation
+
+
+def test_how_often_the_job_saves_can_be_said() -> None:
+    assert rehearsal.save_interval(drill.make_plan(preset="retry", save_interval=3)) == 3
+    assert rehearsal.save_interval(drill.make_plan(preset="retry", faults=["nan@1:7"], save_interval=3)) == 3
+
+
+def test_a_job_without_replicas_saves_periodically_and_its_reference_has_one_optimizer_instance() -> None:
+    plan = drill.make_plan(preset="retry", replicas=1)
+    assert rehearsal.save_interval(plan) == 4
+    assert rehearsal.stock_flags(plan)[-2:] == ("--num-distributed-optimizer-instances", "1")
+    flags = rehearsal.plugin_flags(plan)
+    assert "--distributed-optimizer-no-replica" in flags
+    assert "--optimizer-replica-num" not in flags
+
+
+def test_wrong_numbers_are_an_error_at_once_in_all_jobs_of_a_drill_with_a_corrupted_gradient() -> None:
+    for fault, disabled in (("nan@1:7", True), ("uce@1:7:backward", False)):
+        plan = drill.make_plan(preset="retry", faults=[fault])
+        for flags in (rehearsal.stock_flags(plan), rehearsal.plugin_flags(plan)):
+            assert ("--rerun-mode disabled" in " ".join(flags)) is disabled
+    plan = drill.make_plan(preset="retry", faults=["nan@1:7"], extra=["--rerun-mode", "validate_results"])
+    assert rehearsal.training_flags(plan)[-2:] == plan.extra  # the later one counts
 
 
 def test_arguments_after_two_dashes_are_for_megatron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -226,17 +254,29 @@ def test_the_first_step_after_a_fault_is_one_that_began_after_it() -> None:
     )
     assert log.first(after=3.0) == (8, 6.0, 7.5)  # the fault fell into step 7, which rank 0 ended
     assert log.first(after=8.5) is None
+    again = _steps((0, 5, 1, 3.0, 4.0), (0, 5, 1, 6.0, 7.0), (1, 5, 1, 3.1, 4.1), (1, 5, 1, 6.1, 7.1))
+    assert again.first(after=2.0) == (5, 3.0, 4.1)  # a second fault came, and the step once more
 
 
 def test_incidents_are_read_in_their_order_with_the_way_out(tmp_path: Path) -> None:
     directory = tmp_path / rehearsal.INCIDENTS
     directory.mkdir()
-    told = [("z", "retried", 6, 1.0), ("b", "dumped", 8, 3.0), ("c", "failed", -1, 2.0)]
+    told = [("z", "retried", 6, 1.0), ("b", "dumped", 8, 3.0), ("c", "failed", -1, 2.0), ("a", "rewound", 4, 2.5)]
     for name, outcome, step, opened in told:
-        content = {"outcome": outcome, "step": step, "opened": opened}
+        content = {"outcome": outcome, "step": step, "opened": opened, "engine": {"furthest_step": 6}}
         (directory / f"incident-{name}.json").write_text(json.dumps(content))
     found = [rehearsal.recovery_of(incident) for _, incident in rehearsal.read_incidents(tmp_path)]
-    assert found == [Recovery("retry", 6), Recovery("none", -1), Recovery("dump", 8)]
+    assert found == [Recovery("retry", 6), Recovery("none", -1), Recovery("rewind", 4, (5, 6)), Recovery("dump", 8)]
+
+
+def test_faults_that_fired_are_counted(tmp_path: Path) -> None:
+    log, faults = tmp_path / "faults.jsonl", parse_faults("uce@1:7:data,uce@1:7:data,link@0:9:clip,uce@1:7:data")
+    assert rehearsal.read_fired(log, faults) == ((), ())
+    lines = [{"fault": "link@0:9:clip", "wall": 3.0}, *({"fault": "uce@1:7:data", "wall": at} for at in (1.0, 2.0))]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    fired, moments = rehearsal.read_fired(log, faults)
+    assert sorted(map(str, fired)) == ["link@0:9:clip", "uce@1:7:data", "uce@1:7:data"]
+    assert moments == (1.0, 2.0, 3.0)
 
 
 def test_where_the_job_goes_on_nothing_is_rebooted_or_dumped() -> None:
@@ -245,6 +285,34 @@ def test_where_the_job_goes_on_nothing_is_rebooted_or_dumped() -> None:
     assert (found["detect"], found["repair"], found["rollback"]) == (0.25, 0.2, 0.3)
     assert (found["first_step"], found["total"]) == (0.5, 1.5)
     assert (found["reboot"], found["dump"]) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("incident", "saved", "reason"),
+    [
+        ({"outcome": "dumped", "step": 6}, 6, "ended with exit status 1 and a checkpoint"),
+        # Nothing could be saved: what is there is the last periodic checkpoint.
+        ({"outcome": "failed", "step": -1}, 4, "no incident report tells of a checkpoint"),
+    ],
+)
+def test_a_job_that_cannot_be_saved_goes_on_from_its_last_checkpoint(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, incident: dict[str, Any], saved: int, reason: str
+) -> None:
+    plan = drill.make_plan(preset="retry", save_interval=4)
+
+    def play(job: Any, progress: Any) -> jobs.Ended:
+        if job.name == "broken":
+            _leave_behind(tmp_path, plan, 1, saved, incident)
+        else:
+            _log_steps(tmp_path / "resumed-steps", {saved + 1: (20.0, 21.0)})
+        return jobs.Ended(job.name, int(job.name == "broken"), 1.0, 0.0, tmp_path / "log")
+
+    monkeypatch.setattr(rehearsal.jobs, "run", play)
+    monkeypatch.setattr(rehearsal, "_compared", lambda what, *_: Compared(what, 37, 1000, 0))
+    monkeypatch.setattr(rehearsal.Rehearsal, "reference", lambda self: tmp_path / "reference")
+    report = rehearsal.rehearse(plan, tmp_path, tmp_path / "cache", _Silent())
+    assert (report.verdict, verdict.steps_lost(report.evidence)) == (Verdict.DEGRADED, 6 - saved)
+    assert any(reason in text for text in report.reasons), report.reasons
 
 
 class _Silent:
@@ -290,21 +358,28 @@ def test_a_job_that_goes_on_is_compared_at_its_end_and_one_that_ends_is_resumed(
         assert "exit status 1" in content["reasons"][0]
 
 
-def _leave_behind(work: Path, plan: Plan, status: int) -> int:
-    saved, outcome = (plan.steps, "retried") if status == 0 else (6, "dumped")
-    save, steps = work / "dump", work / "broken-steps"
+def _leave_behind(
+    work: Path, plan: Plan, status: int, saved: int | None = None, told: dict[str, Any] | None = None
+) -> int:
+    """A broken job's checkpoint, incident, fault log and step log."""
+    saved = (plan.steps if status == 0 else 6) if saved is None else saved
+    told = told or {"outcome": "retried" if status == 0 else "dumped", "step": 6}
+    save = work / "dump"
     (save / f"iter_{saved:07d}").mkdir(parents=True)
     (save / "latest_checkpointed_iteration.txt").write_text(str(saved))
-    incident = {"outcome": outcome, "step": 6, "opened": 10.5, "closed": 11.0, "seconds": {}, "decision": ["S = 6"]}
+    incident = {**told, "opened": 10.5, "closed": 11.0, "seconds": {}, "decision": ["S = 6"]}
     (save / rehearsal.INCIDENTS).mkdir()
     (save / rehearsal.INCIDENTS / "incident-1.json").write_text(json.dumps(incident))
     (work / "faults.jsonl").write_text(json.dumps({"fault": str(plan.faults[0]), "wall": 10.0}) + "\n")
-    steps.mkdir()
-    ended = {6: (8.0, 9.0), 7: (11.5, 12.5)} if status == 0 else {6: (8.0, 9.0)}
+    _log_steps(work / "broken-steps", {6: (8.0, 9.0), 7: (11.5, 12.5)} if status == 0 else {6: (8.0, 9.0)})
+    return status
+
+
+def _log_steps(directory: Path, ended: dict[int, tuple[float, float]]) -> None:
+    directory.mkdir()
     for rank in range(4):
         lines = [{"step": s, "pid": rank, "begin_wall": a, "end_wall": b} for s, (a, b) in ended.items()]
-        (steps / f"rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    return status
+        (directory / f"rank{rank}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
 
 
 def test_a_saved_step_needs_the_tracker_and_the_directory_it_names(tmp_path: Path) -> None:

@@ -136,6 +136,69 @@ def test_a_dump_in_the_place_of_a_repair_is_judged_as_a_dump_but_never_exact(
     assert any(reason in text for text in reasons), reasons
 
 
+BACK = (Recovery("rewind", 4, (5, 6)),)
+# Two of the steps had to be computed again from the checkpoint of step 4; that is all that these faults can have.
+REWOUND = replace(ONLINE, recoveries=BACK, computed_again=2)
+NAN = (parse_fault("nan@1:7:backward"),)
+
+
+@pytest.mark.parametrize("promise", [{"replicas": 1}, {"ordered": NAN, "fired": NAN}])
+def test_a_rewind_is_exact_where_nothing_better_can_be_promised(promise: dict[str, Any]) -> None:
+    seen = replace(REWOUND, **promise)
+    assert judge(seen) == (Verdict.EXACT, ())
+    assert (steps_lost(seen), resumed_at(seen)) == (2, 4)
+    # Step 7 was past its commit, so for the incident it was complete, but no rank had ended it.
+    beyond = replace(seen, recoveries=(Recovery("rewind", 4, (5, 6, 7)),))
+    assert judge(beyond) == (Verdict.EXACT, ())
+    assert steps_lost(beyond) == 3
+    # The same steps twice, when the gradient is corrupted once more.
+    assert judge(replace(seen, recoveries=BACK * 2))[0] is Verdict.EXACT
+    # A fault that damages nothing is repaired as always, and costs no step.
+    assert judge(replace(ONLINE, **promise))[0] is Verdict.EXACT
+    assert judge(replace(ONLINE, computed_again=1, **promise))[0] is Verdict.DEGRADED
+
+
+@pytest.mark.parametrize(
+    ("change", "word", "reason"),
+    [
+        (
+            {"computed_again": 3},
+            Verdict.INEXACT,
+            "tell of 2 completed steps to be computed again (after step 4), but 3",
+        ),
+        ({"computed_again": 0}, Verdict.INEXACT, "but 0 were"),
+        ({"comparisons": (Compared("end", 37, 1000, 2, "x: 1"),)}, Verdict.INEXACT, "x: 1"),
+        ({"recoveries": ()}, Verdict.DEGRADED, "told: none at all"),
+        ({"restarted": (1,)}, Verdict.DEGRADED, "ranks 1 were started again"),
+        ({"saved": 4}, Verdict.LOST, "its last checkpoint is 4"),
+    ],
+)
+def test_a_rewind_has_to_be_proved_as_well(change: dict[str, Any], word: Verdict, reason: str) -> None:
+    found, reasons = judge(replace(REWOUND, replicas=1, **change))
+    assert found is word
+    assert any(reason in text for text in reasons), reasons
+
+
+def test_with_replicas_a_rewind_is_a_weaker_strategy() -> None:
+    found, reasons = judge(REWOUND)
+    assert found is Verdict.DEGRADED
+    assert reasons == (
+        "no incident report tells of a recovery by retry (told: rewind)",
+        "the state came from a checkpoint, not from replicas (told: rewind)",
+        "2 completed steps had to be computed again",
+    )
+    later = replace(REWOUND, recoveries=(Recovery("retry", 3), *BACK))
+    assert judge(later)[1][0] == "the state came from a checkpoint, not from replicas (told: retry rewind)"
+
+
+def test_a_fault_that_was_to_come_twice_and_came_once_was_not_rehearsed() -> None:
+    twice = ONLINE.fired * 2
+    assert judge(replace(ONLINE, ordered=twice, fired=twice))[0] is Verdict.EXACT
+    found, reasons = judge(replace(ONLINE, ordered=twice))
+    assert found is Verdict.LOST
+    assert reasons == ("did not fire, so not rehearsed: uce@1:7:backward",)
+
+
 def test_the_first_fault_says_nothing_of_the_dump_when_it_was_repaired() -> None:
     later = replace(FELL_BACK, saved=9, reported=9, completed=9, resumed_first=10)
     assert any("step 9 was saved" in text for text in judge(later)[1])
@@ -168,6 +231,8 @@ def test_the_worst_finding_decides() -> None:
         (["link@1:7:eval"], (7,)),
         (["kill@1:8:backward", "kill@2:7:update"], (7,)),
         (["kill@1:7:update", "kill@2:7:forward"], (6,)),
+        (["uce@1:7:forward", "kill@2:7:rollback"], (6,)),
+        (["kill@2:7:repair", "uce@1:7:update"], (7,)),
     ],
 )
 def test_the_phase_of_the_first_fault_says_which_step_can_be_saved(faults: list[str], steps: tuple[int, ...]) -> None:

@@ -145,6 +145,80 @@ def test_it_is_known_before_whether_the_work_at_hand_goes_on(faults: str, breaks
     assert injector.breaks_off("update", 3) is breaks_off
 
 
+def _injector(faults: str, log: Path | None = None) -> inject.Injector:
+    environ = {"RANK": "1", "TFT_DRILL_FAULTS": faults, **({"TFT_DRILL_LOG": str(log)} if log else {})}
+    injector = inject.from_environment(environ)
+    assert injector is not None
+    return injector
+
+
+def _fires(injector: inject.Injector, phase: str, step: int) -> bool:
+    try:
+        injector.reach(phase, step)
+    except (inject.DrillException, RuntimeError):
+        return True
+    return False
+
+
+def test_a_fault_that_is_given_several_times_comes_once_in_each_try(tmp_path: Path) -> None:
+    text, log = "exc@1:3:forward", tmp_path / "log"
+    injector = _injector(",".join([text] * 3), log)
+    fired = []
+    for _ in range(5):
+        injector.begin(3)
+        fired.append([_fires(injector, "forward", 3) for _ in range(2)])  # two micro-batches
+    assert fired == [[True, False]] * 3 + [[False, False]] * 2
+    assert [json.loads(line)["fault"] for line in log.read_text().splitlines()] == [text] * 3
+    started_again = _injector(",".join([text] * 4), log)  # one has not fired yet
+    assert _fires(started_again, "forward", 3)
+    started_again.begin(3)
+    assert not _fires(started_again, "forward", 3)
+
+
+def test_a_fault_that_breaks_off_leaves_the_others_for_the_next_try(done: list[str]) -> None:
+    injector = _injector("link@1:3:forward,exc@1:3:forward,uce@1:3:forward")
+    injector.begin(3)
+    assert _fires(injector, "forward", 3)
+    assert done == ["cut"]
+    injector.begin(3)
+    assert _fires(injector, "forward", 3)
+    assert done == ["cut", "damage"]
+
+
+@pytest.mark.parametrize(
+    ("begun", "order", "fires"),
+    [
+        (7, 7, True),  # everybody stands in step 7, which is computed again
+        (7, 8, True),  # step 7 could be finished
+        (6, 7, True),  # this rank was stopped before it began step 7
+        (8, 7, True),  # it had begun the step after it
+        (7, 5, True),  # all go back to a checkpoint
+        (5, 6, False),  # the repair of an earlier fault
+    ],
+)
+def test_a_fault_in_a_repair_fires_when_its_step_was_reached(begun: int, order: int, fires: bool) -> None:
+    injector = _injector("exc@1:7:rollback")
+    injector.begin(begun)
+    assert not _fires(injector, "regroup", order)
+    assert _fires(injector, "rollback", order) is fires
+
+
+def test_a_repair_that_is_tried_again_breaks_again_when_so_ordered() -> None:
+    injector = _injector("exc@1:7:rollback,exc@1:7:rollback")
+    assert [_fires(injector, "rollback", 7) for _ in range(3)] == [True, True, False]
+
+
+def test_a_corrupted_gradient_is_silent_and_left_to_the_caller(capsys: pytest.CaptureFixture[str]) -> None:
+    injector = _injector("nan@1:3:backward,nan@1:3:backward")
+    injector.begin(3)
+    assert injector.reach("backward", 2) is False
+    assert injector.breaks_off("backward", 3) is False
+    assert [injector.reach("backward", 3) for _ in range(2)] == [True, False]
+    injector.begin(3)
+    assert injector.reach("backward", 3) is True
+    assert "drill: nan@1:3:backward: the gradient that passes here becomes NaN" in capsys.readouterr().out
+
+
 def test_only_the_named_rank_breaks() -> None:
     assert _loop(rank=0, TFT_DRILL_FAULTS="kill@1:3:backward").returncode == 0
 
@@ -229,3 +303,32 @@ def test_a_damaged_rank_has_no_byte_of_its_state_left(monkeypatch: pytest.Monkey
     assert state["step"].item() == 1  # in the host's memory
     floats, integers = 15 * 6 + 1, 5
     assert said == f"{4 * floats + 8 * integers} bytes of 8 storages destroyed"
+
+
+def test_the_gradient_of_a_micro_batch_becomes_nan_on_its_way_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mindspeed_tft.patches import megatron_drill
+
+    monkeypatch.setattr(megatron_drill, "_reach", lambda phase: phase == "backward")
+    weight = torch.ones(3, requires_grad=True)
+    output = weight * 2
+    output.register_hook(megatron_drill._backward)
+    output.sum().backward()
+    assert weight.grad is not None
+    assert weight.grad.isnan().all()
+    monkeypatch.setattr(megatron_drill, "_reach", lambda phase: False)
+    weight.grad = None
+    output = weight * 2
+    output.register_hook(megatron_drill._backward)
+    output.sum().backward()
+    assert weight.grad.tolist() == [2, 2, 2]
+
+
+def test_an_order_of_a_repair_names_the_step_that_is_repaired(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mindspeed_tft.engine.types import OrderKind
+    from mindspeed_tft.patches import megatron_drill
+
+    reached: list[tuple[str, int]] = []
+    monkeypatch.setattr(megatron_drill.inject, "reach", lambda phase, step: reached.append((phase, step)))
+    for kind in OrderKind:
+        assert megatron_drill.action(lambda *given: given[0], None, (kind, {"step": 6}), {}) is kind
+    assert reached == [("regroup", 7), ("repair", 7), ("rollback", 7)]

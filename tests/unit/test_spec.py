@@ -11,17 +11,22 @@ from mindspeed_tft.faults.spec import (
     AVAILABLE_PHASES,
     DEFAULT_FAULT,
     KINDS,
+    KINDS_IN_REPAIR,
     PHASES,
+    REPAIR_PHASES,
     STEP_PHASES,
     FaultSpec,
     Layout,
     SpecError,
     check_drill,
     check_replicas,
+    first_rewind,
     format_faults,
+    interval_before,
     parse_fault,
     parse_faults,
     parse_layout,
+    without,
 )
 
 
@@ -100,8 +105,17 @@ def test_replicas_must_divide_the_data_parallel_size() -> None:
         check_replicas(Layout(tp=4), 2)
 
 
-def _check(preset: str = "dump", layout: str = "dp4", fault: str = "kill@1:7:backward", steps: int = 12) -> None:
-    check_drill(preset, parse_layout(layout), [parse_fault(fault)], steps, replicas=2)
+def _check(
+    preset: str = "dump",
+    layout: str = "dp4",
+    fault: str = "kill@1:7:backward",
+    steps: int = 12,
+    replicas: int = 2,
+    dtype: str = "fp32",
+    save_interval: int | None = None,
+) -> None:
+    """`fault` may be several, divided by commas."""
+    check_drill(preset, parse_layout(layout), parse_faults(fault), steps, replicas, dtype, save_interval)
 
 
 @pytest.mark.parametrize(
@@ -109,7 +123,26 @@ def _check(preset: str = "dump", layout: str = "dp4", fault: str = "kill@1:7:bac
     [
         ({"preset": "dmup"}, "known presets: dump retry"),
         ({"preset": "elastic"}, "available: dump retry"),
-        ({"preset": "retry", "fault": "nan@1:7"}, "where there are uce uce-low link"),
+        ({"preset": "retry", "fault": "stop@1:7"}, "where there are uce uce-low link"),
+        ({"preset": "dump", "fault": "nan@1:7"}, "use --preset retry"),
+        ({"preset": "retry", "fault": "nan@1:7:forward"}, "corrupted in phase 'backward'"),
+        ({"preset": "retry", "fault": "nan@1:7", "dtype": "fp16"}, "loss scaler takes it for an overflow and skips"),
+        ({"preset": "retry", "fault": "nan@1:3:backward"}, "needs step 4 or later"),
+        ({"preset": "retry", "fault": "nan@1:7,uce@1:9:save"}, "say with --save-interval how often"),
+        ({"preset": "retry", "fault": "nan@1:7", "save_interval": 7}, "is needed before step 7; give 4 or less"),
+        ({"preset": "retry", "fault": "uce@1:7:save", "save_interval": 3}, "step 7 is not saved then"),
+        ({"preset": "retry", "save_interval": 0}, "--save-interval 0: expected at least 1"),
+        ({"preset": "dump", "replicas": 1}, "held by nobody; use --replicas 2, or --preset retry"),
+        (
+            {"preset": "retry", "fault": "uce@1:3", "replicas": 1},
+            "with --replicas 1 training goes on from a checkpoint",
+        ),
+        ({"preset": "retry", "fault": "uce@2:7:rollback"}, "add for example --fault uce@2:7:backward"),
+        ({"preset": "retry", "fault": "uce@2:7:rollback,uce@1:6"}, "repair of another fault of step 7"),
+        ({"preset": "retry", "fault": "uce@2:7:rollback,kill@1:7"}, "none that is repaired online is given"),
+        ({"preset": "retry", "fault": "term@2:7:rollback,uce@1:7"}, "where there are uce uce-low link kill exc segv"),
+        ({"preset": "retry", "fault": "link@2:7:repair,link@1:7"}, "only kind 'uce' of step 7 destroys one"),
+        ({"preset": "dump", "fault": "kill@1:7:rollback"}, "available: data forward"),
         ({"preset": "retry", "fault": "uce@4:7"}, "ranks 0 to 3"),
         ({"preset": "retry", "layout": "dp1tp4"}, "--replicas 2"),
         ({"fault": "uce@1:7"}, "where there are kill term segv exc"),
@@ -131,9 +164,61 @@ def test_what_cannot_be_drilled_is_refused_before_anything_starts(arguments: dic
 
 
 @pytest.mark.parametrize("kind", ["uce", "uce-low", "link", "kill"])
-@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase not in REPAIR_PHASES])
 def test_online_repair_is_drilled_in_every_phase(kind: str, phase: str) -> None:
     _check(preset="retry", fault=f"{kind}@3:7:{phase}")
+
+
+@pytest.mark.parametrize("kind", KINDS_IN_REPAIR)
+@pytest.mark.parametrize("phase", REPAIR_PHASES)
+def test_a_fault_may_fall_into_the_repair_of_another_one(kind: str, phase: str) -> None:
+    _check(preset="retry", fault=f"uce@1:7,{kind}@2:7:{phase}")
+
+
+def test_a_corrupted_gradient_and_a_lost_only_copy_need_a_checkpoint_to_go_back_to() -> None:
+    for fault in ("nan@1:7", "nan@1:7:backward,nan@1:7:backward", "nan@1:4,uce@0:9"):
+        _check(preset="retry", fault=fault)
+        _check(preset="retry", fault=fault, dtype="bf16", save_interval=3)
+    _check(preset="retry", fault="uce@1:7", replicas=1)
+    _check(preset="retry", fault="uce@1:8:save,uce@0:7", replicas=1, save_interval=4)
+    assert first_rewind(parse_faults("uce@1:5,nan@0:8,nan@1:7"), 2) == parse_fault("nan@1:7")
+    assert first_rewind(parse_faults("uce@1:5,nan@0:8"), 1) == parse_fault("uce@1:5")
+    assert first_rewind(parse_faults("uce@1:5"), 2) is None
+    assert parse_fault("nan@1:7").settled(3) == parse_fault("nan@1:7:backward")
+
+
+def test_the_checkpoint_to_go_back_to_is_older_than_the_last_completed_step() -> None:
+    assert interval_before(7) == 4
+    for step in range(4, 100):
+        saved = range(interval_before(step), step, interval_before(step))
+        assert len(saved) == 1, step
+        assert 1 <= saved[0] <= step - 2, step
+
+
+@pytest.mark.parametrize(
+    ("layout", "replicas", "together"),
+    [
+        ("dp4", 2, [{0, 2}, {1, 3}]),
+        ("dp4", 4, [{0, 1, 2, 3}]),
+        ("tp2dp2", 2, [{0, 2}, {1, 3}]),
+        ("pp2dp2", 2, [{0, 1}, {2, 3}]),
+        ("tp2pp2dp2", 2, [{0, 2}, {1, 3}, {4, 6}, {5, 7}]),
+        ("dp4", 1, [{0}, {1}, {2}, {3}]),
+    ],
+)
+def test_it_is_known_who_holds_the_same_shard(layout: str, replicas: int, together: list[set[int]]) -> None:
+    sizes = parse_layout(layout)
+    shards: dict[tuple[int, ...], set[int]] = {}
+    for rank in range(sizes.world_size):
+        shards.setdefault(sizes.shard_of(rank, replicas), set()).add(rank)
+    assert sorted(shards.values(), key=min) == together
+
+
+def test_faults_are_taken_away_as_often_as_they_were_given() -> None:
+    faults = parse_faults("uce@1:7:data,link@0:7:data,uce@1:7:data,uce@1:7:data")
+    assert without(faults, faults[:1]) == faults[1:2] + faults[2:]
+    assert without(faults, faults) == ()
+    assert without(faults, ()) == faults
 
 
 def test_every_preset_that_is_available_has_a_fault_to_begin_with() -> None:
