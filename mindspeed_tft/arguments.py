@@ -37,6 +37,8 @@ FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--tft-platform", {"metavar": "auto|cpu|cuda|npu", "help": "device to train on (default: what the machine has)"}),
     ("--tft-deadline", {"type": float, "metavar": "SECONDS", "help":
         "from a fault to the end of the job (twice that if a repair fails first); all timeouts follow (default 120)"}),
+    ("--tft-reboot-wait", {"type": float, "metavar": "SECONDS", "help":
+        "how long a process that was started again may take until it can join (default 60)"}),
     ("--tft-controller-port", {"type": int, "metavar": "PORT", "help":
         "TCP port of the controller; needed for more than one host, otherwise no port is opened"}),
     ("--tft-tls-dir", {"metavar": "DIR", "help": "ca.crt, node.crt and node.key for mutual TLS between hosts"}),

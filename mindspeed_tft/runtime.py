@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from mindspeed_tft import arguments, platforms
 from mindspeed_tft import settings as settings_module
+from mindspeed_tft.agent import reboot
 from mindspeed_tft.control import launch
 from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig, ControlRefused, ControlUnavailable, meeting_dir
 from mindspeed_tft.control.processor import Processor
@@ -35,6 +36,7 @@ log = logging.getLogger("mindspeed_tft")
 
 _settings: Settings | None = None
 _session: Session[MegatronHost] | None = None
+_strategies: tuple[str, ...] = ()
 _measured = False
 
 
@@ -52,21 +54,29 @@ def platform() -> Platform:
     return platforms.select(_settings.tft_platform if _settings is not None else "auto")
 
 
+def online() -> bool:
+    """Whether faults of this job can be repaired without its end."""
+    return _strategies not in ((), ("dump",))
+
+
 def regroup_seconds() -> float:
     """How long one process group may take to be built anew: shorter than a stop, which may come meanwhile."""
     assert _settings is not None
-    return min(10.0, _settings.deadlines().stop / 2)
+    return min(10.0, _settings.deadlines(launcher.patience(launcher.words())).stop / 2)
 
 
 def enable(found: Settings, origin: dict[str, str]) -> None:
     """Turn the wanted features on, once Megatron's arguments are settled: here patches beyond the parser land."""
-    global _settings
+    global _settings, _strategies
     from mindspeed_tft.patches import high_availability
     from mindspeed_tft.patches.groups import DRILL, HIGH_AVAILABILITY
 
     _settings = found
     high_availability.declare()
     REGISTRY.activate(HIGH_AVAILABILITY)
+    _strategies = found.strategies()
+    if found.enable_worker_reboot:
+        _prepare_reboot()
     if os.environ.get("TFT_DRILL_FAULTS"):
         from mindspeed_tft.patches import megatron_drill
 
@@ -77,6 +87,42 @@ def enable(found: Settings, origin: dict[str, str]) -> None:
             f"{key}={getattr(found, key)} ({origin[key]})" for key in sorted(origin) if origin[key] != "default"
         )
         _say(f"high availability is on: {chosen}")
+
+
+def _prepare_reboot() -> None:
+    """Before any process group is made: a process that takes the place of a dead one makes them without its peers."""
+    global _strategies
+    from mindspeed_tft.patches import torch_distributed
+
+    if reason := reboot.why_not(os.environ):
+        _strategies = tuple(strategy for strategy in _strategies if strategy != "recover")
+        if int(os.environ.get("RANK", "0")) == 0:
+            _say(f"*** --enable-worker-reboot: {reason}. A dead process leads to a dump instead. ***")
+    elif newcomer():
+        torch_distributed.start_alone()
+    else:
+        torch_distributed.keep_journal()
+
+
+def newcomer() -> bool:
+    """Whether this process was started in the place of one that died while the others wait."""
+    on = _settings is not None and _settings.enable_worker_reboot
+    return on and reboot.lives(os.environ) > 0 and reboot.available(os.environ)
+
+
+def training_begins() -> None:
+    """Start-up is over: from now on this process may die, and another may take its place."""
+    if _settings is None or not _settings.enable_worker_reboot or not reboot.available(os.environ):
+        return
+    from mindspeed_tft.patches import torch_distributed
+
+    torch_distributed.store_journal()
+    reboot.mark_rebootable(os.environ)
+
+
+def training_ends() -> None:
+    """There is no way back into a training that is over."""
+    reboot.unmark(os.environ)
 
 
 def protect(host: MegatronHost) -> None:
@@ -100,7 +146,7 @@ def protect(host: MegatronHost) -> None:
         port=_settings.tft_controller_port,
         tls_dir=_settings.tft_tls_dir,
         insecure=_settings.tft_insecure,
-        strategies=_settings.strategies(),
+        strategies=_strategies,
     )
     if _settings.tft_controller_address:
         config = dataclasses.replace(config, controller_host=_settings.tft_controller_address)
@@ -113,7 +159,10 @@ def protect(host: MegatronHost) -> None:
         on_stop=lambda epoch, reason: _come_out(table, device, epoch, reason),
         revive=None if unavailable else launch.reviver(config, local_rank),
     )
-    if not link.start(info, 1.0 if unavailable else config.start):
+    started = link.start(info, 1.0 if unavailable else config.start)
+    if not started and newcomer():
+        arguments.leave(f"rank {rank} was started again, but there is no controller ({unavailable or 'see above'})", 0)
+    if not started:
         log.error("*** rank %d trains WITHOUT protection for now: %s ***", rank, unavailable or "see above")
     save = str(host.save_directory())
     _session = Session(
@@ -128,8 +177,9 @@ def protect(host: MegatronHost) -> None:
 
 
 def _come_out(table: GroupTable, device: Platform, epoch: int, reason: str) -> None:
-    """Free the main thread, wherever it waits. What was built anew for this stop already is left alone."""
-    if table.answered(epoch):
+    """Free the main thread, wherever it waits. What was built anew for this stop already is left alone, and so is a
+    process that starts for it: it waits for nobody."""
+    if table.answered(epoch) or table.answers is not None:
         return
     table.abort(f"epoch {epoch}: {reason}", epoch)
     device.stop_device()
@@ -138,7 +188,7 @@ def _come_out(table: GroupTable, device: Platform, epoch: int, reason: str) -> N
 def _meet(config: ControlConfig, rank: int, local_rank: int) -> tuple[Path, str]:
     """Where this host's relay listens, or will, and why it does not ("" when it does)."""
     try:
-        return launch.ensure_host(config, rank, local_rank), ""
+        return launch.join_host(config, local_rank) if newcomer() else launch.ensure_host(config, rank, local_rank), ""
     except ControlRefused as exc:
         arguments.leave(str(exc), 0)
     except (ControlUnavailable, OSError) as exc:
@@ -151,7 +201,7 @@ def _meet(config: ControlConfig, rank: int, local_rank: int) -> tuple[Path, str]
 
 def _classifier(found: Settings) -> Callable[[str], str]:
     """Names the kind of a fault by its text; without online repair nobody asks."""
-    if not found.enable_hbmfault_repair:
+    if not online():
         return lambda _text: "exception"
     from mindspeed_tft.faults import classify
 

@@ -45,6 +45,7 @@ class Settings(BaseModel):
     optimizer_replica_num: int = Field(default=2, ge=2)
     tft_platform: Literal["auto", "cpu", "cuda", "npu"] = "auto"
     tft_deadline: float = Field(default=120.0, ge=10.0, le=86400.0)  # seconds from a fault to the end of the job
+    tft_reboot_wait: float = Field(default=60.0, gt=0, le=86400.0)  # seconds, from the stop until a newcomer is ready
     tft_dump_seconds: float | None = Field(default=None, gt=0)  # TTP_OT: the dump's share of the deadline
     tft_controller_address: str | None = None  # TTP_ADDR
     tft_controller_port: int | None = Field(default=None, ge=1, le=65535)
@@ -59,7 +60,8 @@ class Settings(BaseModel):
 
     def strategies(self) -> tuple[str, ...]:
         """What the engine may decide for, the weakest last."""
-        return ("retry", "dump") if self.enable_hbmfault_repair else ("dump",)
+        wanted = {"retry": self.enable_hbmfault_repair, "recover": self.enable_worker_reboot}
+        return (*(name for name, on in wanted.items() if on), "dump")
 
     def deadlines(self, patience: float | None = None) -> Deadlines:
         """Every timeout of a recovery, in seconds, from the one knob; their order is asserted.
@@ -79,7 +81,7 @@ class Settings(BaseModel):
         lost = min(10.0, stop / 2)
         # Half of the dump for one order: a rank that hangs in it still leaves time for a second attempt without it.
         found = Deadlines(heartbeat=min(1.0, lost / 4), heartbeat_lost=lost, stop=stop, order=dump / 2, dump=dump,
-                          exit=leave)  # fmt: skip
+                          exit=leave, reboot=self.tft_reboot_wait)  # fmt: skip
         if not found.heartbeat < found.heartbeat_lost < found.stop < total or stop + dump + leave > total + 1e-9:
             raise Refused(
                 "TTP_OT",
@@ -165,7 +167,7 @@ def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
     for word in words:
         if word not in STRATEGIES:
             raise Refused("HIGH_AVAILABILITY", f"unknown word {word!r} (known are {', '.join(STRATEGIES)})",
-                          "use a comma list of dump and retry; the others are not in this version")  # fmt: skip
+                          "use a comma list of dump, retry and recover; the other is not in this version")  # fmt: skip
         found[STRATEGIES[word]] = True
     if words:  # any strategy stands on the dump
         found["enable_high_availability"] = True

@@ -112,7 +112,6 @@ _NOT_YET: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("yaml_cfg", bool, "it replaces all command line flags", "use flags"),
 )  # fmt: skip
 _NOT_BUILT = {
-    "enable_worker_reboot": "worker reboot",
     "enable_elastic_training": "elastic training",
 }
 
@@ -126,11 +125,11 @@ def check(settings: Settings, space: Any, environ: Any) -> None:
     for key, name in _NOT_BUILT.items():
         if getattr(settings, key):
             raise Refused(flag_of(key), f"{name} is not in this version yet", "leave it out: the dump protects the job")
-    if settings.distributed_optimizer_no_replica and not settings.enable_hbmfault_repair:
+    if settings.distributed_optimizer_no_replica and settings.strategies() == ("dump",):
         raise Refused("--distributed-optimizer-no-replica",
                       "without a replica a lost shard can only come from the last periodic checkpoint, which an online"
                       " repair loads, and online repair is off",
-                      "add --enable-hbmfault-repair, or keep replicas")  # fmt: skip
+                      "add --enable-hbmfault-repair or --enable-worker-reboot, or keep replicas")  # fmt: skip
     settings.deadlines()
     _check_rules(settings)
     _check_layout(settings, space)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from mindspeed_tft import encode
 from mindspeed_tft.engine.types import Commit, RankInfo, Update
 from mindspeed_tft.groups import CommunicationAborted, LockstepBroken
 from mindspeed_tft.patches import megatron_rewind, megatron_rollback, megatron_shards, torch_distributed
@@ -382,15 +383,40 @@ class MegatronHost:
         megatron_rollback.roll_back(self, state, again)
         self.set_flops(state.flops)
 
+    def send_state(self, state: SmallState, target: int) -> None:
+        saved = {step: str(base) for step, base in self._saved.items()}
+        megatron_shards.send_bytes(encode.dumps({"state": state.to_bytes(), "saved": saved}), target)
+
+    def receive_state(self, source: int) -> SmallState:
+        told = encode.loads(megatron_shards.receive_bytes(source))
+        self._saved = {int(step): Path(base) for step, base in told["saved"].items()}
+        return SmallState.from_bytes(told["state"])
+
+    def take_place(self, state: SmallState) -> None:
+        megatron_rewind.take_place(self, state)
+        self.set_flops(state.flops)
+
+    def forget_first_times(self) -> None:
+        megatron_rollback.forget_first_times(self)
+
     def load(self, step: int) -> None:
+        base = self._place_of(step)
         try:
-            megatron_rewind.rewind(self, step, self._saved[step])
+            megatron_rewind.rewind(self, step, base)
         except CommunicationAborted:
             raise
         except Exception:
             self.saving(step)  # whatever is wrong with it, the next try takes an older one
             raise
-        self._saved = {saved: base for saved, base in self._saved.items() if saved <= step}
+        self._saved = {**{saved: place for saved, place in self._saved.items() if saved < step}, step: base}
+
+    def _place_of(self, step: int) -> Path:
+        """A newcomer has saved nothing and was told nothing: the others know that the checkpoint is there."""
+        known = self._saved.get(step)
+        if known is not None or args().load is None:
+            return known or self.save_directory()
+        saved = self.checkpoint_directory(self.save_directory(), step).is_dir()
+        return self.save_directory() if saved else Path(os.path.realpath(args().load))
 
     def set_flops(self, value: float) -> None:
         """Operations of all steps so far."""

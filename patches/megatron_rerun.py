@@ -22,8 +22,8 @@ Arguments = tuple[Any, ...]
 
 def _repairs() -> Any:
     """The session of a rank whose faults are repaired online; else None."""
-    session, settings = runtime.session(), runtime.settings()
-    if session is None or settings is None or not settings.enable_hbmfault_repair or not session.link.connected:
+    session = runtime.session()
+    if session is None or not runtime.online() or not session.link.connected:
         return None
     return session
 

@@ -17,6 +17,7 @@ import torch
 
 from mindspeed_tft.patches import megatron_rollback
 from mindspeed_tft.recovery import files
+from mindspeed_tft.recovery.record import SmallState
 from mindspeed_tft.recovery.replay import ReplayIterator
 
 if TYPE_CHECKING:
@@ -69,6 +70,16 @@ def rewind(host: MegatronHost, step: int, base: Path) -> None:
     state.rng.update(loaded)
     for later in (megatron_rollback.rerun_machine, megatron_rollback.random_states, megatron_rollback.parameters):
         later(host, state)
+
+
+def take_place(host: MegatronHost, state: SmallState) -> None:
+    """Put a newcomer, whose optimizer shards are those of `state.step` already, to the end of that step."""
+    for rule in megatron_rollback.ABANDON:
+        rule(host)
+    megatron_rollback.counters(host, state)
+    _data(host)
+    for put_back in megatron_rollback.PUT_BACK:
+        put_back(host, state)
 
 
 def _point_to(host: MegatronHost, step: int, base: Path) -> None:

@@ -178,6 +178,18 @@ def roll_back(host: MegatronHost, state: SmallState, again: bool) -> None:
         put_back(host, state)
 
 
+def forget_first_times(host: MegatronHost) -> None:
+    """What the first step of a process finds out and keeps: by an all-reduce whether there is a group of gradients to
+    clip, and by counting when a bucket's gradients are complete, until when its reductions are not overlapped."""
+    for optimizer in [host.optimizer, *host.optimizers()]:
+        if hasattr(optimizer, "_has_grad_norm_group_cache"):
+            optimizer._has_grad_norm_group_cache = None
+    for group in _bucket_groups(host):
+        if hasattr(group, "is_first_batch"):
+            group.is_first_batch = True
+            group.golden_per_param_grad_ready_counts = {}
+
+
 # ------------------------------------------------------------------------------------------------ access
 
 

@@ -225,6 +225,25 @@ def receive_unowned(optimizers: list[Any], model: list[Any], source: int) -> int
     return total
 
 
+def send_bytes(data: bytes, target: int) -> None:
+    """Send a message whose length the other side does not know."""
+    _send(torch.tensor([len(data)], dtype=torch.int64), target)
+    _send(torch.frombuffer(bytearray(data), dtype=torch.uint8), target)
+
+
+def receive_bytes(source: int) -> bytes:
+    """Take what `send_bytes` sends.
+
+    Raises:
+        DumpError: as `receive`.
+    """
+    length = torch.empty(1, dtype=torch.int64)
+    _receive(length, source)
+    message = torch.empty(int(length), dtype=torch.uint8)
+    _receive(message, source)
+    return message.numpy().tobytes()
+
+
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.reshape(-1).view(torch.uint8)
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from mindspeed_tft import runtime
-from mindspeed_tft.patches import megatron_host, megatron_rewind, megatron_rollback
+from mindspeed_tft.patches import megatron_host, megatron_rewind, megatron_rollback, torch_distributed
 from mindspeed_tft.patches.groups import HA
 from mindspeed_tft.platforms import Platform
 from mindspeed_tft.recovery import signals
@@ -38,12 +38,17 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
     settle()
     megatron_rollback.keep_batches(host)
     session.train_begin(space.iteration, len(host.optimizers()))
-    resumed = False
+    resumed = torch_distributed.alone()
+    runtime.training_begins()
+    if resumed:
+        session.join()
     while True:
         try:
             if resumed:
                 _save_if_due(session, args)
-            return wrapped(*args, **kwargs)
+            result = wrapped(*args, **kwargs)
+            runtime.training_ends()
+            return result
         except SystemExit:
             if session.link.phase in ("between-steps", "start"):
                 raise  # Megatron itself ends the job here: --exit-interval, --exit-duration-in-mins, a signal
@@ -113,6 +118,12 @@ def save_checkpoint(wrapped: Callable[..., Any], _instance: Any, args: Arguments
     result = wrapped(*args, **kwargs)
     session.host.saved(step)
     return result
+
+
+@REGISTRY.wrap("megatron.training.checkpointing:load_checkpoint", **HA)
+def load_checkpoint(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """A newcomer starts without its peers, and gets its state from them: there is nothing to load, and no step yet."""
+    return (0, 0) if torch_distributed.alone() else wrapped(*args, **kwargs)
 
 
 @REGISTRY.wrap(f"{MODULE}:build_train_valid_test_data_loaders", **HA)

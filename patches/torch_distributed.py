@@ -8,18 +8,21 @@ other backends have an abort of their own.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
 
-from mindspeed_tft.groups import GroupTable, SwappableGroup
+from mindspeed_tft.groups import CommunicationAborted, GroupTable, SwappableGroup
 from mindspeed_tft.groups.audit import Member
+from mindspeed_tft.groups.start_up import Answers, Journal
 from mindspeed_tft.patches.groups import HIGH_AVAILABILITY, MASTER
 from mindspeed_tft.registry import REGISTRY
 
 BACKEND = "tft_gloo"
+LOOK = 0.01  # seconds between two looks at the store
 # Texts that gloo's transport puts into the RuntimeError of a failed operation.
 GLOO_ERRORS = ("gloo/transport", "gloo::", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
@@ -42,7 +45,8 @@ def _register(groups: GroupTable) -> None:
         group = SwappableGroup(
             groups, options.store, options.group_rank, options.group_size, options.timeout, options.group_id
         )
-        group.configure(lambda g: build_gloo(g, options.store, options.timeout))
+        if groups.answers is None:
+            group.configure(lambda g: build_gloo(g, options.store, options.timeout))
         groups.add(group)
         return group
 
@@ -61,6 +65,7 @@ def regroup(epoch: int, timeout: timedelta) -> int:
     import torch.distributed.distributed_c10d as c10d
 
     place = _meeting_place(f"tft-epoch-{epoch}", timeout)
+    _meet(place, epoch, timeout)
 
     def build(group: SwappableGroup) -> Any:
         inner = build_gloo(group, place, timeout)
@@ -70,6 +75,63 @@ def regroup(epoch: int, timeout: timedelta) -> int:
     count = table().rebuild(epoch, build)
     c10d._world.pg_coalesce_state.clear()  # an exception inside torch's coalescing manager leaves its list behind
     return count
+
+
+def _meet(place: Any, epoch: int, timeout: timedelta) -> None:
+    """Wait until all ranks are about to build their groups: a group that waits for a rank which does not come cannot be
+    interrupted.
+
+    Raises:
+        CommunicationAborted: a stop of a later epoch came meanwhile.
+        RuntimeError: some rank did not come within `timeout`.
+    """
+    world, end = torch.distributed.get_world_size(), time.monotonic() + timeout.total_seconds()
+    if place.add("here", 1) == world:
+        place.set("all", "here")
+    while not place.check(["all"]):
+        if table().aborted.epoch > epoch:
+            raise CommunicationAborted(f"epoch {epoch} was stopped before it was built ({table().aborted.reason})")
+        if time.monotonic() > end:
+            raise RuntimeError(f"epoch {epoch}: {place.add('here', 0)} of {world} ranks came to build their groups")
+        time.sleep(LOOK)
+
+
+def keep_journal() -> None:
+    """From now on small results of communications are kept, for a process that takes the place of this one."""
+    table().journal = Journal()
+
+
+def store_journal() -> None:
+    """Start-up is over: lay the journal down where a newcomer finds it, on whichever node it runs."""
+    import torch.distributed as dist
+    import torch.distributed.distributed_c10d as c10d
+
+    journal, table().journal = table().journal, None
+    if journal is not None:
+        store: Any = c10d._get_default_store()
+        store.set(_journal_key(dist.get_rank()), journal.to_bytes().decode())
+
+
+def start_alone() -> None:
+    """This process takes the place of a dead one: until the first regroup its groups talk to nobody."""
+    table().answers = Answers(_read_journal)
+
+
+def alone() -> bool:
+    return _table is not None and _table.answers is not None
+
+
+def _read_journal() -> bytes:
+    import torch.distributed as dist
+    import torch.distributed.distributed_c10d as c10d
+
+    store: Any = c10d._get_default_store()
+    key = _journal_key(dist.get_rank())
+    return bytes(store.get(key)) if store.check([key]) else b""
+
+
+def _journal_key(rank: int) -> str:
+    return f"tft-start-up/{rank}"
 
 
 def audit_lockstep(timeout: timedelta) -> int:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mindspeed_tft.agent.reboot import EXIT_REBORN
-from mindspeed_tft.engine.incident import EXIT_SAVED, EXIT_UNSAVED
+from mindspeed_tft.engine.incident import EXIT_REBORN, EXIT_SAVED, EXIT_UNDECIDED, EXIT_UNSAVED
 
 ENV_LIMIT = "TFT_REBOOT_LIMIT"
 
-EXIT_UNDECIDED = 77  # as in recovery.session, which is not imported into a launcher
 EXIT_REFUSED = 2  # wrong flags, said at start-up
 LEAVING = frozenset({EXIT_SAVED, EXIT_UNSAVED, EXIT_UNDECIDED})
 NEVER = frozenset({0, EXIT_REFUSED, *LEAVING})

@@ -20,8 +20,6 @@ ENV_AGENT = "TFT_AGENT_PID"
 ENV_LOCAL_RANK = "TFT_LOCAL_RANK"
 ENV_REBORN = "TFT_REBORN"  # how often this rank was started again; not set in a first life
 
-EXIT_REBORN = 78  # "start me again"
-
 _REMEDY = "start with tftrun, or torchrun --logs-specs mindspeed_tft"
 
 

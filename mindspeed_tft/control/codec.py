@@ -60,6 +60,7 @@ def report_to_wire(r: t.RankReport) -> wire.RankReport:
         rng_start=r.rng_start,
         rng_end=r.rng_end,
         epoch=r.epoch,
+        checkpoints=r.checkpoints,
     )
 
 
@@ -68,7 +69,18 @@ def report_from_wire(m: wire.RankReport) -> t.RankReport:
         commit, update = t.Commit(m.commit), t.Update(m.update)
     except ValueError as error:
         raise WireError(f"report of rank {m.rank}: {error}") from error
-    return t.RankReport(m.rank, m.step, commit, update, m.fault, m.trusted, m.rng_start, m.rng_end, m.epoch)
+    return t.RankReport(
+        m.rank,
+        m.step,
+        commit,
+        update,
+        m.fault,
+        m.trusted,
+        m.rng_start,
+        m.rng_end,
+        m.epoch,
+        tuple(m.checkpoints),
+    )
 
 
 def hello(session: str, info: t.RankInfo) -> wire.RankSays:

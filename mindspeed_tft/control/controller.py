@@ -62,6 +62,7 @@ class Seat:
     host: HostLink | None
     seq: int = 0
     gone: bool = False
+    earlier: set[str] = field(default_factory=set)  # sessions of processes whose place this one took
 
 
 class Controller:
@@ -346,8 +347,13 @@ class Controller:
 
     def _seat(self, link: HostLink, word: wire.FromRank, event: t.Registered) -> Seat:
         seat = self._seats.get(word.rank)
+        if seat is not None and word.session in seat.earlier:
+            # Its host was out of reach while another process took over. Nothing of it counts any more.
+            log.warning("rank %d: process %d came back after it was replaced", word.rank, event.info.pid)
+            return seat
         if seat is None or seat.session != word.session:
-            seat = self._seats[word.rank] = Seat(word.session, link)
+            earlier = {*seat.earlier, seat.session} if seat is not None else set()
+            seat = self._seats[word.rank] = Seat(word.session, link, earlier=earlier)
         seat.host, seat.gone = link, False
         link.ranks.add(word.rank)
         self._feed(event)  # the engine says again what this rank may have missed
@@ -389,14 +395,14 @@ class Controller:
 
     def _do(self, action: t.Action, at: float) -> None:
         if isinstance(action, t.Stop):
-            by_host: dict[int, list[int]] = {}
+            by_host: dict[HostLink, list[int]] = {}  # not by node: a relay that was started again is another one
             for rank in action.ranks:
                 seat = self._seats.get(rank)
                 if seat is not None and seat.host is not None:
-                    by_host.setdefault(seat.host.hello.node_rank, []).append(rank)
-            for node, ranks in by_host.items():
+                    by_host.setdefault(seat.host, []).append(rank)
+            for link, ranks in by_host.items():
                 part = t.Stop(action.epoch, tuple(ranks), action.reason)
-                self._hosts[node].out.put_nowait(wire.HostOrders(stop=codec.stop_to_wire(part)))
+                link.out.put_nowait(wire.HostOrders(stop=codec.stop_to_wire(part)))
         elif isinstance(action, t.Order):
             try:
                 message = codec.order_to_wire(action)

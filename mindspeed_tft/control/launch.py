@@ -43,6 +43,22 @@ def ensure_host(config: ControlConfig, rank: int, local_rank: int) -> Path:
     return wait_for_relay(directory, config.start)
 
 
+def join_host(config: ControlConfig, local_rank: int) -> Path:
+    """As `ensure_host`, for a process that comes later: the relay is there, unless this whole host is new to the job,
+    and the controller runs somewhere in any case.
+
+    Raises:
+        ControlRefused, ControlUnavailable: as `ensure_host`.
+    """
+    directory = meeting_dir(config)
+    try:
+        return wait_for_relay(directory, config.start if local_rank else 1.0)
+    except ControlUnavailable:
+        if local_rank:
+            raise
+    return start_host(config, directory, controller=False)
+
+
 def start_host(config: ControlConfig, directory: Path, controller: bool) -> Path:
     """Starts the relay and, if wanted, the controller of this job on this host."""
     make_private(directory)

@@ -24,7 +24,7 @@ class RankInfo(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., part: _Optional[str] = ..., dp_rank: _Optional[int] = ..., holds: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("rank", "step", "commit", "update", "fault", "trusted", "rng_start", "rng_end", "epoch")
+    __slots__ = ("rank", "step", "commit", "update", "fault", "trusted", "rng_start", "rng_end", "epoch", "checkpoints")
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -34,6 +34,7 @@ class RankReport(_message.Message):
     RNG_START_FIELD_NUMBER: _ClassVar[int]
     RNG_END_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     step: int
     commit: str
@@ -43,7 +44,8 @@ class RankReport(_message.Message):
     rng_start: str
     rng_end: str
     epoch: int
-    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., commit: _Optional[str] = ..., update: _Optional[str] = ..., fault: _Optional[str] = ..., trusted: _Optional[bool] = ..., rng_start: _Optional[str] = ..., rng_end: _Optional[str] = ..., epoch: _Optional[int] = ...) -> None: ...
+    checkpoints: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., commit: _Optional[str] = ..., update: _Optional[str] = ..., fault: _Optional[str] = ..., trusted: _Optional[bool] = ..., rng_start: _Optional[str] = ..., rng_end: _Optional[str] = ..., epoch: _Optional[int] = ..., checkpoints: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "session", "info")

@@ -56,7 +56,12 @@ class Agreement:
         return tuple(sorted(rank for rank, offer in self.offers.items() if offer.impossible))
 
 
-def agree(reports: Mapping[int, RankReport], registered: Collection[int], start: bool = False) -> Agreement:
+def agree(
+    reports: Mapping[int, RankReport],
+    registered: Collection[int],
+    start: bool = False,
+    departed: Collection[RankReport] = (),
+) -> Agreement:
     """S and the offers of all registered ranks.
 
     Where no step is complete yet, S is 0. There is nothing to save then; with `start`, ranks offer the tensors with
@@ -64,6 +69,9 @@ def agree(reports: Mapping[int, RankReport], registered: Collection[int], start:
 
     Every trusted report counts as evidence, also that of a rank which died after it spoke. What contradicts S is named
     and never a source; when the contradicting reports outnumber the others, no step is called proved.
+
+    Args:
+        departed: what processes said of which newcomers have taken the place: evidence, but no offer.
     """
     evidence = {
         rank: reports[rank]
@@ -73,19 +81,20 @@ def agree(reports: Mapping[int, RankReport], registered: Collection[int], start:
     if not evidence:
         reason = f"no trusted report among {len(registered)} ranks ({sum(r in reports for r in registered)} reported)"
         return Agreement(-1, reason, _offers(reports, registered, -1, start))
-    witness = max(evidence, key=lambda rank: (completed(evidence[rank]), -rank))
-    step = completed(evidence[witness])
+    gone = (report for report in departed if report.trusted and not contradicts_itself(report))
+    witness = max((*evidence.values(), *gone), key=lambda report: (completed(report), -report.rank))
+    step = completed(witness)
     offers = _offers(reports, registered, step, start)
     if step == 0 and not start:
         return Agreement(0, f"none of {len(evidence)} ranks completed a step", offers)
     against = [rank for rank in evidence if offers[rank].impossible]
     if 2 * len(against) > len(evidence):
         reason = (
-            f"rank {witness} proves step {step}, but {_ranks(against)} contradict it "
+            f"rank {witness.rank} proves step {step}, but {_ranks(against)} contradict it "
             f"({offers[against[0]].reason}): no step is provable"
         )
         return Agreement(-1, reason, {rank: _withdrawn(offer) for rank, offer in offers.items()})
-    return Agreement(step, _why(evidence[witness], step, len(evidence)), offers)
+    return Agreement(step, _why(witness, step, len(evidence)), offers)
 
 
 def revise(agreement: Agreement, reports: Mapping[int, RankReport], registered: Collection[int]) -> Agreement:
@@ -98,6 +107,11 @@ def completed(report: RankReport) -> int:
     return report.step if report.commit is Commit.PASSED else max(0, report.step - 1)
 
 
+def is_bare(report: RankReport) -> bool:
+    """A newcomer's report: it has computed and loaded nothing."""
+    return not report.trusted and report.step == 0 and report.commit is Commit.NONE
+
+
 def contradicts_itself(report: RankReport) -> bool:
     """No optimizer tensor is touched before the commit is passed."""
     return report.commit is not Commit.PASSED and report.update is not Update.UNTOUCHED
@@ -105,6 +119,8 @@ def contradicts_itself(report: RankReport) -> bool:
 
 def offer_of(report: RankReport, step: int) -> Offer:
     """What a rank with this report can do for `step`. What is not plainly possible is no offer."""
+    if is_bare(report):
+        return Offer(Means.NONE, "its state is gone with its process")
     if not report.trusted:
         return Offer(Means.NONE, "its memory may be damaged" + (f" ({report.fault})" if report.fault else ""))
     where = f"step {report.step}, commit {report.commit.value}, update {report.update.value}"

@@ -67,8 +67,10 @@ class Dump:
         reports: dict[int, RankReport],
         silent: dict[int, str],
         directory: str,
+        departed: Collection[RankReport] = (),
     ) -> None:
-        """`reports` and `silent` (ranks that did not report, with the reason) are shared with the caller."""
+        """`reports` and `silent` (ranks that did not report, with the reason) are shared with the caller; `departed`:
+        what processes said that were replaced."""
         self.stage = Stage.DECIDE
         self.ending: Ending | None = None
         self.attempts: list[Attempt] = []
@@ -82,7 +84,7 @@ class Dump:
         self._end_of_stage = 0.0
         self._end_of_dump = desk.now + deadlines.dump
         desk.enter(Stage.DECIDE.value)
-        self.agreement = agree(reports, roster.infos)
+        self.agreement = agree(reports, roster.infos, departed=departed)
 
     # ------------------------------------------------------------------------------------------------ deciding
 

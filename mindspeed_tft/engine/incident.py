@@ -10,12 +10,14 @@ from dataclasses import asdict, dataclass, replace
 from mindspeed_tft.engine.words import count, some
 
 STAGES = ("detect", "stop", "decide", "finish", "stage", "write", "publish", "exit")
-REPAIR_STAGES = ("regroup", "repair", "rollback", "resume")  # timed where they happen
+REPAIR_STAGES = ("reboot", "regroup", "repair", "rollback", "load", "resume")  # timed where they happen
 _QUIET_LIMIT = 1000  # lines kept of a job without a fault; weeks of reconnects must not fill the memory
 
 
 EXIT_SAVED = 75  # the state is saved: start the job again and it goes on
 EXIT_UNSAVED = 76  # stopped without a new checkpoint
+EXIT_UNDECIDED = 77  # no engine decided in time; said by the rank itself
+EXIT_REBORN = 78  # this process cannot be repaired: its launcher starts this rank again, alone
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ class Incident:
         self.verdict = ""  # why training was not repaired, where it could have been
         self._told: set[tuple[int, str, bool]] = set()
         self._blamed: set[int] = set()
+        self._settled: dict[int, int] = {}  # rank -> so many of the faults befell processes before its present one
         self._stage = ""
         self._since = 0.0
 
@@ -87,6 +90,17 @@ class Incident:
     def renew(self) -> None:
         """Everybody is stopped once more: the same words tell of a new fault from now on."""
         self._told.clear()
+
+    def reborn(self, rank: int) -> None:
+        """Another process stands for this rank: what was told so far is no fault of it."""
+        self._settled[rank] = len(self.faults)
+        self._blamed.discard(rank)
+        self._told = {key for key in self._told if key[0] != rank}
+
+    def current(self) -> list[Fault]:
+        """The faults of processes that were not replaced."""
+        settled = self._settled
+        return [fault for index, fault in enumerate(self.faults) if index >= settled.get(fault.rank, 0)]
 
     def blames(self, rank: int) -> bool:
         """A fault of this rank's own is known."""

@@ -4,10 +4,12 @@
                    ^            | ^
                    |            v | a further fault
                    +- (a repair: FINISHING, REGROUPING, REPAIRING, ROLLING_BACK, RESUMING)
+                   +- (a rewind: REGROUPING, REPAIRING, LOADING, RESUMING)
+                   +- (WAITING for newcomers before either of these, where processes are gone)
 
-Where a dump stands is `dump`'s affair, where a repair stands `repair`'s, which step is saved `agreement`'s, who writes
-or gives what `planning`'s. Here it is decided who is stopped, who is waited for, and with which words everybody leaves.
-See README.md beside this file.
+Where a dump stands is `dump`'s affair, where a repair stands `repair`'s, who is waited for `reboot`'s, which step is
+saved `agreement`'s, who writes or gives what `planning`'s. Here it is decided who is stopped, whose report is waited
+for, and with which words everybody leaves. See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from mindspeed_tft.engine.agreement import completed
 from mindspeed_tft.engine.desk import Desk, Payload
 from mindspeed_tft.engine.dump import Dump, Stage
 from mindspeed_tft.engine.incident import EXIT_UNSAVED, Ending, Fault, Incident
-from mindspeed_tft.engine.repair import Repair, Repairs
+from mindspeed_tft.engine.planning import RewindPlan
+from mindspeed_tft.engine.reboot import Reboots, Replaced, describe
+from mindspeed_tft.engine.repair import DAMAGING, SPOILING, Repair, Repairs
 from mindspeed_tft.engine.repair import Stage as RepairStage
 from mindspeed_tft.engine.roster import Arrival, Roster
 from mindspeed_tft.engine.types import (
@@ -35,6 +39,7 @@ from mindspeed_tft.engine.types import (
     OrderDone,
     OrderKind,
     RankFinished,
+    RankInfo,
     RankLost,
     RankReport,
     Recovered,
@@ -51,6 +56,7 @@ class State(str, Enum):
     STARTING = "starting"  # not every rank has registered: there is no step that could be saved
     TRAINING = "training"
     STOPPING = "stopping"  # ranks leave their collectives and report
+    WAITING = "waiting"  # for processes that stand for those that are gone
     PLANNING = "planning"  # an attempt failed, the next tick plans again
     FINISHING = "finishing"
     STAGING = "staging"
@@ -59,6 +65,7 @@ class State(str, Enum):
     REGROUPING = "regrouping"
     REPAIRING = "repairing"
     ROLLING_BACK = "rolling_back"
+    LOADING = "loading"
     RESUMING = "resuming"
     EXITING = "exiting"
     CLOSED = "closed"
@@ -77,10 +84,10 @@ _OF_REPAIR = {
     RepairStage.REGROUP: State.REGROUPING,
     RepairStage.REPAIR: State.REPAIRING,
     RepairStage.ROLLBACK: State.ROLLING_BACK,
+    RepairStage.LOAD: State.LOADING,
     RepairStage.RESUME: State.RESUMING,
     RepairStage.DONE: State.TRAINING,
 }
-_SPOILING = ("corrupted", "precision")  # kinds of faults that an update may have spread to every rank
 _STATE_BEARING = ("step", "commit", "update")  # what a rank may not say differently a second time
 
 
@@ -100,7 +107,8 @@ class Engine:
         Args:
             epoch: the last epoch that was used before this engine; its stops count on from there.
             tag: makes the names of this job's dump directories different from those of another job.
-            strategies: "retry" lets faults be repaired online where that is possible. A dump is the last resort of all.
+            strategies: "retry" lets faults be repaired online where that is possible; "recover" does, too, and waits
+                for processes that are started again. A dump is the last resort of all.
         """
         self._deadlines = deadlines
         self._desk = Desk()
@@ -116,7 +124,12 @@ class Engine:
         self._warned_of_missing = False
         self._reason = ""  # of the stop
         self._exits: dict[int, Order] = {}  # rank -> its order to leave
-        self._repairs = Repairs(self._desk, self._roster, deadlines) if "retry" in strategies else None
+        online = bool({"retry", "recover"} & strategies)
+        self._repairs = Repairs(self._desk, self._roster, deadlines) if online else None
+        self._reboots: Reboots | None = None
+        if self._repairs is not None and "recover" in strategies:
+            self._reboots = Reboots(self._desk, self._roster, deadlines, self._repairs)
+        self._stopped_at = 0.0
         self._repair: Repair | None = None  # the try that is running
         self._number = 1  # of the incident
         self._past: tuple[Incident, dict[str, object]] | None = None  # the last incident that training survived
@@ -157,6 +170,8 @@ class Engine:
             return _OF_DUMP[self._dump.stage]
         if self._repair is not None and self._state is State.STOPPING:
             return _OF_REPAIR[self._repair.stage]
+        if self._waiting is not None:
+            return State.WAITING
         return self._state
 
     @property
@@ -178,6 +193,18 @@ class Engine:
     @property
     def _record(self) -> Incident:
         return self._past[0] if self._past is not None and self._state is State.TRAINING else self._desk.incident
+
+    @property
+    def _waiting(self) -> Reboots | None:
+        """The wait for newcomers, while it goes on."""
+        waits = self._reboots is not None and self._reboots.waiting and self._state is State.STOPPING
+        return self._reboots if waits and self._flow is None else None
+
+    @property
+    def _welcoming(self) -> Reboots | None:
+        """Newcomers may take the place of lost ranks: nothing else was decided yet."""
+        open_ = self._state is State.STOPPING and self._dump is None
+        return self._reboots if open_ else None
 
     @property
     def _flow(self) -> Dump | Repair | None:
@@ -203,6 +230,7 @@ class Engine:
             "lost": {str(rank): message for rank, message in sorted(roster.lost.items())},
             "silent": {str(rank): message for rank, message in sorted(self._silent.items())},
             "finished": len(roster.finished),
+            "replaced": {str(one.rank): one.as_dict() for one in self._replaced()},
             "attempts": [attempt.as_dict() for attempt in dump.attempts] if dump else [],
             "number": self._number,
             "repairs": [repair.as_dict() for repair in repairs.tries] if repairs else [],
@@ -221,15 +249,27 @@ class Engine:
             return
         if arrival is Arrival.AGAIN and rank in self._roster.finished:
             return  # it has left training and may be saving or evaluating: nothing is asked of it
-        if arrival is Arrival.NEWCOMER and rank in self._roster.alive:
-            self._lose(rank, f"another process (pid {info.pid} on {info.host}) registered in its place")
+        if arrival is Arrival.NEWCOMER:
+            if self._reboots is not None and self._reboots.sent_again(info):
+                return
+            self._supersede(info)
         self._roster.enter(info, arrival, self._desk.now)
+        if arrival is Arrival.NEWCOMER and (welcoming := self._welcoming) is not None:
+            welcoming.came(info)
         if self._state is State.STARTING:
             self._count_registrations()
         elif self._state is State.TRAINING:
             self._desk.note(f"rank {rank} reconnected")
         elif self._ending is None or self._ending.outcome != "finished":
             self._greet(rank, arrival)
+
+    def _supersede(self, newcomer: RankInfo) -> None:
+        """There is another process for this rank, so the one before it is gone."""
+        rank, why = newcomer.rank, f"another process (pid {newcomer.pid} on {newcomer.host}) registered in its place"
+        if rank in self._roster.newcomers:
+            self._lose_newcomer(rank, why)
+        elif rank in self._roster.alive:
+            self._lose(rank, why)
 
     def _count_registrations(self) -> None:
         if self._first_registration is None:
@@ -263,13 +303,17 @@ class Engine:
             return
         if self._roster.hear(event.rank, self._desk.now):
             self._desk.note(f"rank {event.rank} is heard again")
-        self._furthest = max(self._furthest, event.step - 1)
+        if self.state is not State.RESUMING:  # who trains on already tells of steps that this incident does not lose
+            self._furthest = max(self._furthest, event.step - 1)
         if self._repairs is not None:
             self._repairs.heard(event.step)
 
     def _on_finished(self, event: RankFinished) -> None:
         rank, roster = event.rank, self._roster
-        if roster.newcomers.pop(rank, None) or rank not in roster or rank in roster.finished or rank in roster.lost:
+        if rank in roster.newcomers:
+            self._lose_newcomer(rank, "left before it trained")
+            return
+        if rank not in roster or rank in roster.finished or rank in roster.lost:
             self._left(rank)
             return
         roster.finish(rank)
@@ -295,8 +339,7 @@ class Engine:
         if event.pid and process is not None and event.pid != process.pid:
             return  # the end of a process whose successor is here already
         if rank in roster.newcomers:
-            del roster.newcomers[rank]
-            self._left(rank)
+            self._lose_newcomer(rank, event.message)
         elif rank not in roster.lost and rank not in roster.finished:
             self._lose(rank, event.message)
 
@@ -315,12 +358,22 @@ class Engine:
         else:
             self._gone(rank, f"was lost: {message}")
 
+    def _lose_newcomer(self, rank: int, message: str) -> None:
+        del self._roster.newcomers[rank]
+        if (welcoming := self._welcoming) is not None:
+            self._book_fault(Fault(self._desk.now, rank, "lost", message, own=True), None)
+            self._desk.note(f"the newcomer for rank {rank} is lost, too: {message}", warn=True)
+            welcoming.gone(rank)
+        self._left(rank)
+
     def _gone(self, rank: int, why: str) -> None:
         """A rank that took part in a stage does so no more."""
         self._left(rank)
         if self._state is State.STOPPING:
             if (flow := self._flow) is not None:
                 flow.gone(rank, why)
+            elif (waiting := self._waiting) is not None:
+                waiting.changed()
             else:
                 self._decide_when_heard()
 
@@ -347,8 +400,11 @@ class Engine:
             self._stop(str(fault))
         elif self._repair is not None:
             self._repair.fail(str(fault))
-        elif event.own and event.kind == "memory" and rank in self._reports:
-            self._distrust(rank, f"has a memory fault: {event.message}")
+        else:
+            if event.own and event.kind in DAMAGING and rank in self._reports:
+                self._distrust(rank, f"has a memory fault: {event.message}")
+            if (waiting := self._waiting) is not None:
+                waiting.changed()
 
     def _book_fault(self, fault: Fault, last_heard: float | None) -> bool:
         incident = self._desk.incident
@@ -371,6 +427,7 @@ class Engine:
         self._state = State.STOPPING
         self._desk.enter("stop")
         self._awaited = self._roster.alive - self._reports.keys()
+        self._stopped_at = self._desk.now
         self._deadline = self._desk.now + self._deadlines.stop
         told = self._roster.told
         self._desk.note(f"stopping {count(len(told), 'rank')}: {reason}")
@@ -385,32 +442,47 @@ class Engine:
         self._desk.incident.renew()
         self._reports.clear()
         self._silent.clear()
+        if self._reboots is not None:
+            self._reboots.stopped_again()
         self._stop(reason)
 
     def _train_on(self, repair: Repair) -> None:
-        """Every rank computes the step after S again. What is known of this incident says nothing about the next."""
-        desk, step, tries = self._desk, repair.plan.step, repair.number
-        lost = count(max(0, self._furthest - step), "completed step")
+        """Every rank computes the step after S, or that of a checkpoint, again. What is known of this incident says
+        nothing about the next."""
+        desk, plan, tries = self._desk, repair.plan, repair.number
+        lost = count(max(0, self._furthest - plan.step), "completed step")
         again = f" at the {tries}. try" if tries > 1 else ""
+        rewound = isinstance(plan, RewindPlan)
+        how = f"Rewound online to the checkpoint of step {plan.step}" if rewound else "Repaired online"
+        why = f"It was loaded because {plan.why}. " if isinstance(plan, RewindPlan) else ""
         self._summary = (
-            f"Repaired online{again}: {desk.incident.what_happened()}. "
-            f"Training goes on after step {step}; {lost} lost, no process was started again."
+            f"{how}{again}: {desk.incident.what_happened()}. {why}"
+            f"{describe(self._replaced())}Training goes on after step {plan.step}; {lost} lost"
+            f"{'' if self._replaced() else ', no process was started again'}."
         )
         desk.note(self._summary)
         desk.enter("train")
-        self._past = (desk.incident, {**self.incident(), "outcome": "retried", "state": State.TRAINING.value})
-        desk.put(Recovered("retried", step, tries, self._summary, repair.epoch))
+        outcome = "rebooted" if self._replaced() else "rewound" if rewound else "retried"
+        self._past = (desk.incident, {**self.incident(), "outcome": outcome, "state": State.TRAINING.value})
+        desk.put(Recovered(outcome, plan.step, tries, self._summary, repair.epoch))
         desk.void()
-        desk.incident = Incident()
-        desk.enter("train")
         assert self._repairs is not None
         self._repairs.over()
+        if self._reboots is not None:
+            self._reboots.over()
+        if rewound:  # the steps after it are told as lost now, and not once more
+            self._furthest = plan.step
+        desk.incident = Incident()
+        desk.enter("train")
         self._repair, self._summary, self._number = None, "", self._number + 1
         self._reports.clear()
         self._silent.clear()
         self._awaited = set()
         self._state = State.TRAINING
         self._close_when_finished()
+
+    def _replaced(self) -> list[Replaced]:
+        return [one for _, one in sorted(self._reboots.replaced.items())] if self._reboots is not None else []
 
     def _abandon_start(self, reason: str) -> None:
         """A fault before every rank had registered: there is no step to save, and nobody may wait for the others."""
@@ -426,6 +498,10 @@ class Engine:
     def _on_reported(self, event: Reported) -> None:
         report = event.report
         rank = report.rank
+        if rank in self._roster.newcomers and (welcoming := self._welcoming) is not None:
+            welcoming.heard(report)
+            self._go_on_when_complete()
+            return
         if rank not in self._roster.infos or rank in self._roster.newcomers or rank in self._roster.finished:
             return
         if self._state in (State.EXITING, State.CLOSED) or self._stale(report):
@@ -466,32 +542,56 @@ class Engine:
             self._distrust(new.rank, f"reported twice, and differently: step {old.step}, then step {new.step}")
 
     def _decide_when_heard(self) -> None:
-        if not self._awaited and self._flow is None:
+        if not self._awaited and self._flow is None and self._waiting is None:
             self._decide()
 
     def _decide(self) -> None:
         late = f"did not report within {self._deadlines.stop:g} s of the stop"
         self._silent.update(dict.fromkeys(self._awaited, late))
         self._awaited = set()
-        if not self._repair_instead():
-            self._save()
-
-    def _repair_instead(self) -> bool:
         if self._repairs is None:
-            return False
+            self._save()
+        elif self._reboots is not None and self._reboots.needed():
+            self._desk.enter("reboot")
+            self._wait(self._reboots)
+        else:
+            self._repair_or_save(self._repairs)
+
+    def _wait(self, reboots: Reboots) -> None:
+        """For newcomers, who may be here already."""
+        if why := reboots.begin(self._reports, self._stopped_at):
+            self._give_up(why)
+        else:
+            self._go_on_when_complete()
+
+    def _go_on_when_complete(self) -> None:
+        """All newcomers are ready: with them, everybody is here."""
+        if (waiting := self._waiting) is not None and waiting.complete:
+            waiting.adopt(self._reports)
+            assert self._repairs is not None
+            self._repair_or_save(self._repairs)
+
+    def _repair_or_save(self, repairs: Repairs) -> None:
         self._desk.enter("decide")
-        found = self._repairs.attempt(self._reports, self._silent)
+        found = repairs.attempt(self._reports, self._silent)
         if isinstance(found, str):
-            self._desk.incident.verdict = found
-            self._desk.note(f"no repair, a dump instead: {found}", warn=True)
-            return False
+            self._give_up(found)
+            return
         self._repair = found
         found.begin()
-        return True
+
+    def _give_up(self, why: str) -> None:
+        """Training does not go on: what can be saved is saved."""
+        self._desk.incident.verdict = why
+        self._desk.note(f"no repair, a dump instead: {why}", warn=True)
+        self._save()
 
     def _save(self) -> None:
-        self._dump = Dump(self._desk, self._roster, self._deadlines, self._reports, self._silent, self._directory)
-        spoiled = next((f for f in self._desk.incident.faults if f.own and f.kind in _SPOILING), None)
+        departed = self._repairs.evidence if self._repairs is not None else ()
+        self._dump = Dump(
+            self._desk, self._roster, self._deadlines, self._reports, self._silent, self._directory, departed
+        )
+        spoiled = next((f for f in self._desk.incident.faults if f.own and f.kind in SPOILING), None)
         if spoiled is not None:
             self._dump.refuse(f"the numbers of all ranks may be wrong since ({spoiled})")
         else:
@@ -512,6 +612,8 @@ class Engine:
         flow = self._flow
         if self._state is State.STOPPING and flow is not None:
             flow.tick()
+        elif (waiting := self._waiting) is not None:
+            self._tick_waiting(waiting)
         elif self._state is State.STOPPING and self._desk.now >= self._deadline:
             self._decide()
         elif self._state is State.EXITING and self._desk.now >= self._deadline:
@@ -519,6 +621,12 @@ class Engine:
             self._close()
         if self._state not in (State.EXITING, State.CLOSED):
             self._warn_of_silence()
+
+    def _tick_waiting(self, waiting: Reboots) -> None:
+        if waiting.stale:
+            self._wait(waiting)
+        elif late := waiting.late():
+            self._give_up(late)
 
     def _warn_of_silence(self) -> None:
         limit = self._deadlines.heartbeat_lost

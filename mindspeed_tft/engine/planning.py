@@ -1,4 +1,4 @@
-"""Who writes which part of the checkpoint of S, and from whose shards; who gives which shard to whom in a repair.
+"""Who writes which part of the checkpoint of S, and from whose shards; who gives what to whom in a repair or a rewind.
 Pure functions of reports and agreement.
 
 A part is written by one rank; every optimizer shard of the part comes from one rank whose report shows the state of S.
@@ -8,11 +8,11 @@ This module sends nothing and does not decide S (`agreement`).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from mindspeed_tft.engine.agreement import Agreement, Means
-from mindspeed_tft.engine.types import RankInfo, RankReport
+from mindspeed_tft.engine.agreement import Agreement, Means, Offer
+from mindspeed_tft.engine.types import RankInfo, RankReport, Update
 from mindspeed_tft.engine.words import count, some
 from mindspeed_tft.engine.words import ranks as _ranks
 
@@ -71,7 +71,7 @@ class DumpPlan:
 
 @dataclass(frozen=True)
 class Transfer:
-    """One shard of S, from a rank that has it to one that lost it."""
+    """One shard of S, or what else a rank needs of it, from a rank that has it to one that has not."""
 
     shard: str
     source: int
@@ -85,21 +85,67 @@ class Transfer:
 class RepairPlan:
     """All ranks at the state of `step`: `finish` complete their update, then `damaged` get their shards."""
 
-    step: int
+    step: int  # S
     finish: tuple[int, ...]
     damaged: tuple[int, ...]
     transfers: tuple[Transfer, ...]
 
     @property
+    def last(self) -> int:
+        """The last completed step, S."""
+        return self.step
+
+    @property
     def busy(self) -> tuple[int, ...]:
         """Ranks with something to send or to receive."""
-        return tuple(sorted({rank for transfer in self.transfers for rank in (transfer.source, transfer.target)}))
+        return _busy(self.transfers)
 
     def describe(self) -> str:
-        text = f"{count(len(self.transfers), 'shard')} to move"
+        shards = sum(not transfer.shard.endswith("/small") for transfer in self.transfers)
+        text = f"{count(shards, 'shard')} to move"
         if self.transfers:
             text += f" to {_ranks(self.damaged)} from {_ranks({transfer.source for transfer in self.transfers})}"
         return text + (f"; to finish their update: {_ranks(self.finish)}" if self.finish else "")
+
+
+@dataclass(frozen=True)
+class RewindPlan:
+    """All ranks at the checkpoint of `step`: `damaged` get the tensors that no checkpoint holds, then all load it."""
+
+    step: int  # of the checkpoint
+    last: int  # the last completed step, S
+    safe: int  # up to this step, no checkpoint can hold wrong numbers that an update spread
+    spoiled: bool  # wrong numbers may have been spread: checkpoints after `step` must not be used any more
+    why: str
+    damaged: tuple[int, ...]
+    transfers: tuple[Transfer, ...]
+
+    @property
+    def finish(self) -> tuple[int, ...]:
+        """Nobody: what the broken step left behind is overwritten."""
+        return ()
+
+    @property
+    def lost(self) -> int:
+        """Completed steps that have to be computed again."""
+        return self.last - self.step
+
+    @property
+    def busy(self) -> tuple[int, ...]:
+        """Ranks with something to send or to receive."""
+        return _busy(self.transfers)
+
+    def describe(self) -> str:
+        text = f"all ranks load the checkpoint of step {self.step}, because {self.why}"
+        text += f"; {count(self.lost, 'completed step')} lost"
+        if self.transfers:
+            sources = {transfer.source for transfer in self.transfers}
+            text += f"; tensors that no checkpoint holds go to {_ranks(self.damaged)} from {_ranks(sources)}"
+        return text
+
+
+def _busy(transfers: Iterable[Transfer]) -> tuple[int, ...]:
+    return tuple(sorted({rank for transfer in transfers for rank in (transfer.source, transfer.target)}))
 
 
 @dataclass(frozen=True)
@@ -144,7 +190,11 @@ def plan_dump(
 
 
 def plan_repair(
-    infos: Mapping[int, RankInfo], agreement: Agreement, blamed: Collection[int], avoid: Mapping[int, int] | None = None
+    infos: Mapping[int, RankInfo],
+    agreement: Agreement,
+    blamed: Collection[int],
+    avoid: Mapping[int, int] | None = None,
+    newcomers: Collection[int] = (),
 ) -> RepairPlan | NoPlan:
     """Who gives which shard of S to whom, so that every registered rank has all it holds. All of them must be alive.
 
@@ -153,13 +203,13 @@ def plan_repair(
     Args:
         blamed: ranks with a fault of their own; used as a source where nobody else can be.
         avoid: the same for ranks whose orders failed, the higher the number the later.
+        newcomers: ranks that are another process now; where they have no state yet, they get the small state, too.
     """
     if not agreement.provable:
         return NoPlan(agreement.reason)
     offers = agreement.offers
-    if agreement.impossible:
-        told = some(f"rank {rank}: {offers[rank].reason}" for rank in agreement.impossible)
-        return NoPlan(f"impossible reports ({told})")
+    if why := contradiction(agreement):
+        return NoPlan(why)
     damaged = tuple(rank for rank in sorted(infos) if not offers[rank])
     holders: dict[str, list[int]] = {shard: [] for rank in damaged for shard in infos[rank].holds}
     for rank in sorted(infos):
@@ -172,17 +222,110 @@ def plan_repair(
             (f"{shard} ({_damage(shard, damaged, infos, agreement)})" for shard in missing), separator="; "
         )  # fmt: skip
         return NoPlan(f"no healthy holder of shard {told}", missing)
-    doubts = {rank: (rank in blamed, (avoid or {}).get(rank, 0)) for found in holders.values() for rank in found}
-    load = dict.fromkeys(doubts, 0)
-    transfers = []
-    for target in damaged:
-        host = infos[target].host
-        for shard in sorted(infos[target].holds):
-            source = min(holders[shard], key=lambda rank: (doubts[rank], load[rank], infos[rank].host == host, rank))
-            load[source] += 1
-            transfers.append(Transfer(shard, source, target))
+    wanted = [(shard, target) for target in damaged for shard in sorted(infos[target].holds)]
+    transfers = _share(infos, wanted, holders, blamed, avoid or {})
+    bare = [rank for rank in damaged if rank in newcomers]
+    smalls = _plan_smalls(infos, offers, bare, blamed, avoid or {})
+    if isinstance(smalls, NoPlan):
+        return smalls
+    transfers += smalls
     finish = tuple(rank for rank in sorted(infos) if offers[rank].means is Means.FINISH_UPDATE)
-    return RepairPlan(agreement.step, finish, damaged, tuple(transfers))
+    return RepairPlan(agreement.step, finish, damaged, transfers)
+
+
+def _plan_smalls(
+    infos: Mapping[int, RankInfo],
+    offers: Mapping[int, Offer],
+    bare: Sequence[int],
+    blamed: Collection[int],
+    avoid: Mapping[int, int],
+) -> tuple[Transfer, ...] | NoPlan:
+    """Who gives these newcomers the small state of S: a rank of their part that can show S."""
+    able: dict[str, list[int]] = {small(infos[rank].part): [] for rank in bare}
+    for rank in sorted(infos):
+        if offers[rank] and small(infos[rank].part) in able:
+            able[small(infos[rank].part)].append(rank)
+    if bereft := sorted({infos[rank].part for rank in bare if not able[small(infos[rank].part)]}):
+        return NoPlan(f"no rank of part {some(bereft)} is left that has the random states and counters of that step")
+    return _share(infos, [(small(infos[rank].part), rank) for rank in bare], able, blamed, avoid)
+
+
+def plan_unowned(
+    infos: Mapping[int, RankInfo],
+    damaged: Collection[int],
+    blamed: Collection[int],
+    avoid: Mapping[int, int] | None = None,
+) -> tuple[Transfer, ...] | NoPlan:
+    """Who gives a damaged rank the tensors that no optimizer owns and no checkpoint holds: a healthy rank of its part.
+
+    `blamed` and `avoid` as in `plan_repair`. NoPlan where a part has a damaged rank and no healthy one.
+    """
+    healthy: dict[str, list[int]] = {unowned(infos[rank].part): [] for rank in damaged}
+    for rank in sorted(infos):
+        if rank not in damaged and unowned(infos[rank].part) in healthy:
+            healthy[unowned(infos[rank].part)].append(rank)
+    bereft = sorted({infos[rank].part for rank in damaged if not healthy[unowned(infos[rank].part)]})
+    if bereft:
+        return NoPlan(
+            f"no rank of part {some(bereft)} is left whose memory is undamaged, and no checkpoint holds all its tensors"
+        )
+    wanted = [(unowned(infos[rank].part), rank) for rank in sorted(damaged)]
+    return _share(infos, wanted, healthy, blamed, avoid or {})
+
+
+def unowned(part: str) -> str:
+    """The name under which the tensors of a part that no optimizer owns are moved before a checkpoint is loaded."""
+    return f"{part}/unowned"
+
+
+def small(part: str) -> str:
+    """The name under which the small state (random states, counters, scheduler, scalers) is given to a newcomer."""
+    return f"{part}/small"
+
+
+def _share(
+    infos: Mapping[int, RankInfo],
+    wanted: Sequence[tuple[str, int]],
+    holders: Mapping[str, Sequence[int]],
+    blamed: Collection[int],
+    avoid: Mapping[int, int],
+) -> tuple[Transfer, ...]:
+    """A source for each (shard, target), never empty-handed; the work is spread over all that are equally good."""
+    load = {rank: 0 for found in holders.values() for rank in found}
+    transfers = []
+    for shard, target in wanted:
+        host = infos[target].host
+        source = min(
+            holders[shard],
+            key=lambda rank: (rank in blamed, avoid.get(rank, 0), load[rank], infos[rank].host == host, rank),
+        )
+        load[source] += 1
+        transfers.append(Transfer(shard, source, target))
+    return tuple(transfers)
+
+
+def contradiction(agreement: Agreement) -> str:
+    """Which reports cannot be true beside the others; "" when all can."""
+    if not agreement.impossible:
+        return ""
+    told = some(f"rank {rank}: {agreement.offers[rank].reason}" for rank in agreement.impossible)
+    return f"impossible reports ({told})"
+
+
+def loadable(reports: Iterable[RankReport], most: int) -> tuple[int, ...]:
+    """Steps up to `most` whose checkpoint every one of these ranks could load online, ascending."""
+    lists = [set(report.checkpoints) for report in reports]
+    return tuple(sorted(step for step in set.intersection(*lists) if step <= most)) if lists else ()
+
+
+def unspoiled(reports: Iterable[RankReport], last: int) -> int:
+    """The newest step whose checkpoint cannot hold wrong numbers, when the last update spread some.
+
+    Of S such a checkpoint can. It counts which update was the last where the fault was seen: a rank that has not begun
+    the update of S yet, though others passed its commit, may have spread wrong numbers with the one before.
+    """
+    begun = (report.step - (report.update is Update.UNTOUCHED) for report in reports)
+    return min((last, *begun)) - 1
 
 
 def _damage(shard: str, damaged: Collection[int], infos: Mapping[int, RankInfo], agreement: Agreement) -> str:

@@ -1,8 +1,8 @@
 """Who takes part in the job and what became of each rank. Keeps books; decides nothing.
 
 A rank is *alive* while the process that registered for it, with the training state in its memory, is believed to run.
-A process that registers for a rank whose first process is gone is a *newcomer*: it is told to stop and to leave, but it
-holds no state.
+A process that registers for a rank whose first process is gone is a *newcomer*: it holds no state. It is
+told to stop, and to leave unless it is adopted.
 """
 
 from __future__ import annotations
@@ -79,6 +79,13 @@ class Roster:
             if info.rank not in self.finished:
                 self.alive.add(info.rank)
                 self.hear(info.rank, now)
+
+    def adopt(self, rank: int, now: float) -> None:
+        """The newcomer takes the place of the lost process."""
+        del self.lost[rank]
+        self.infos[rank] = self.newcomers.pop(rank)
+        self.alive.add(rank)
+        self.hear(rank, now)
 
     def lose(self, rank: int, message: str) -> None:
         self.lost[rank] = message

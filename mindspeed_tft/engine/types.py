@@ -52,6 +52,8 @@ class RankReport:
     rng_start: str = ""  # sha256 of the RNG snapshot at the start of `step`
     rng_end: str = ""  # sha256 of the RNG state at the end of `step` ("" before its update began)
     epoch: int = 0  # the stop that this report answers; 0: told before any stop was heard
+    # Steps whose checkpoint this rank could load online, ascending: saved to the end, or loaded, by this very run.
+    checkpoints: tuple[int, ...] = ()
 
 
 # ------------------------------------------------------------------------------------------------- events
@@ -134,10 +136,19 @@ class OrderKind(str, Enum):
     PUBLISH = "publish"  # payload: step, directory, parts. Manifest, rename, tracker. Result: path, resume, exists
     DISCARD = "discard"  # payload: directory. Remove what a failed attempt left behind
     REGROUP = "regroup"  # payload: step, epoch. Build all process groups anew under this epoch, with all ranks
-    REPAIR = "repair"  # payload: step, transfers ["shard|source rank|target rank", ...] in one order for everybody
-    ROLLBACK = "rollback"  # payload: step. Leave the broken step behind, gather parameters from the shards of S
+    # payload: step, transfers ["shard|source rank|target rank", ...] in one order for everybody. Before a LOAD the
+    # shard is "<part>/unowned": the tensors of the part that no optimizer owns and no checkpoint holds. For a newcomer
+    # also "<part>/small": the small state of S (random states, counters, scheduler, scalers)
+    REPAIR = "repair"
+    # payload: step, newcomers [ranks as text]. Leave the broken step behind, gather parameters from the shards of S.
+    # With newcomers, everybody forgets what it cached in its first step
+    ROLLBACK = "rollback"
+    # payload: step, spoiled (0 or 1), newcomers as above. Load the checkpoint of `step`, on all ranks together, and put
+    # every state of the steps after it back to it (instead of a rollback). spoiled = 1: later checkpoints must not be
+    # used any more
+    LOAD = "load"
     RESUME = "resume"  # payload: step. Train on with S + 1
-    EXIT = "exit"  # payload: code, summary
+    EXIT = "exit"  # payload: code, summary. 75 saved, 76 unsaved; 78: only this rank, which is to be started again
 
 
 @dataclass(frozen=True)
@@ -189,8 +200,8 @@ class Closed(Action):
 class Recovered(Action):
     """An incident is over and training goes on. `Engine.incident` tells about it until the next one begins."""
 
-    outcome: str  # "retried"
-    step: int  # the step S from which all ranks go on
+    outcome: str  # "retried"; "rebooted": with ranks that were started again; "rewound": from a checkpoint
+    step: int  # the step from which all ranks go on: S, or that of the checkpoint
     tries: int  # the last one succeeded
     summary: str
     epoch: int  # of the process groups from now on
@@ -207,3 +218,4 @@ class Deadlines:
     dump: float
     exit: float
     register: float = 300.0  # after the first rank registered; a warning only, that the job is not protected
+    reboot: float = 60.0  # from the stop until each lost rank has a newcomer that reported; for the strategy "recover"

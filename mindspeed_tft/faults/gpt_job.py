@@ -234,7 +234,7 @@ def _levels() -> dict[str, int]:
             "threads": process.num_threads(),
             "files": process.num_fds(),
             "groups": len(distributed_c10d._world.pg_map),
-            "winding": sum(thread.name == "tft-drop-groups" for thread in threading.enumerate()),
+            "winding": sum(thread.name == "tft-drop-group" for thread in threading.enumerate()),
         }
 
 

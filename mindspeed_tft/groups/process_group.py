@@ -16,7 +16,7 @@ import torch
 from torch._C._distributed_c10d import Work
 from torch.distributed import ProcessGroup
 
-from mindspeed_tft.groups import sockets, waiting
+from mindspeed_tft.groups import sockets, start_up, waiting
 from mindspeed_tft.groups.audit import Audit, Member, Store
 
 # Operations whose handle can be waited for in slices (measured, one by one): a slice that times out changes nothing.
@@ -29,6 +29,9 @@ reduce_scatter_tensor_coalesced allreduce_coalesced allgather_coalesced all_gath
 allgather_into_tensor_coalesced alltoall send recv recv_anysource""".split()
 
 
+DROPPING = "tft-drop-group"  # name of the threads that destroy the backends of an old epoch
+
+
 class CommunicationAborted(RuntimeError):
     """A communication failed because a peer is gone or because this rank was told to stop.
 
@@ -39,15 +42,25 @@ class CommunicationAborted(RuntimeError):
 class _Work(Work):
     """The work handle that callers get: waiting for it can be interrupted."""
 
-    def __init__(self, inner: Any, group: SwappableGroup, wait: Callable[[Any, waiting.Abort], None]) -> None:
+    def __init__(
+        self,
+        inner: Any,
+        group: SwappableGroup,
+        wait: Callable[[Any, waiting.Abort], None],
+        kept: start_up.Entry | None = None,
+    ) -> None:
         super().__init__()
-        self._inner, self._group, self._wait_inner = inner, group, wait
+        self._inner, self._group, self._wait_inner, self._kept = inner, group, wait, kept
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         if timeout:
-            return bool(self._group.guarded(lambda: self._inner.wait(timeout)))
-        self._group.guarded(lambda: self._wait_inner(self._inner, self._group.table.aborted))
-        return True
+            ended = bool(self._group.guarded(lambda: self._inner.wait(timeout)))
+        else:
+            self._group.guarded(lambda: self._wait_inner(self._inner, self._group.table.aborted))
+            ended = True
+        if self._kept is not None and ended:
+            self._kept.ended()
+        return ended
 
     def synchronize(self) -> None:
         self.wait()
@@ -115,13 +128,16 @@ class SwappableGroup(ProcessGroup):
                 raise CommunicationAborted(f"group {self._name}: {first}") from exc
             raise
 
-    def _launch(self, name: str, wait: Callable[[Any, waiting.Abort], None], *args: Any, **kwargs: Any) -> _Work:
+    def _launch(self, name: str, wait: Callable[[Any, waiting.Abort], None], *args: Any, **kwargs: Any) -> Work:
+        if self.table.answers is not None:
+            return self.table.answers.give(self._name, name, args, self._rank)
         if self.table.aborted.is_set or self._inner is None:
             raise CommunicationAborted(f"group {self._name}: stopped ({self.table.aborted.reason or 'no backend'})")
         if (audit := self.table.audit) is not None:
             audit.note(self._name, self._rank, name, (*args, *kwargs.values()))
+        kept = self.table.journal.expect(self._name, name, args) if self.table.journal is not None else None
         work = self.guarded(lambda: getattr(self._inner, name)(*args, **kwargs))
-        return _Work(work, self, wait)
+        return _Work(work, self, wait, kept)
 
     def _note(self, name: str) -> None:
         """One that has no arguments to compare."""
@@ -220,8 +236,8 @@ class SwappableGroup(ProcessGroup):
         return f"SwappableGroup({self._name}, rank {self._rank} of {self._size})"
 
 
-def _forward(name: str, wait: Callable[[Any, waiting.Abort], None]) -> Callable[..., _Work]:
-    def operation(self: SwappableGroup, *args: Any, **kwargs: Any) -> _Work:
+def _forward(name: str, wait: Callable[[Any, waiting.Abort], None]) -> Callable[..., Work]:
+    def operation(self: SwappableGroup, *args: Any, **kwargs: Any) -> Work:
         return self._launch(name, wait, *args, **kwargs)
 
     operation.__name__ = name
@@ -234,6 +250,13 @@ for _name in ON_HELPER:
     setattr(SwappableGroup, _name, _forward(_name, waiting.wait_on_helper))
 
 
+def _destroy(backend: list[Any]) -> None:
+    """Let go of a backend, which nobody but this list holds, on a thread of its own. A gloo group waits for its threads
+    when it is destroyed, and one of them may be stuck in a send that was under way when the connection was shut, until
+    the group's own timeout: that must hold up neither the caller nor the end of another group."""
+    threading.Thread(target=backend.clear, name=DROPPING, daemon=True).start()
+
+
 class GroupTable:
     """All swappable groups of this process, in the order of their creation (the same on every rank of a group)."""
 
@@ -241,6 +264,8 @@ class GroupTable:
         self.backend_name = backend_name
         self.aborted = waiting.Abort()
         self.audit: Audit | None = None  # what was started since the groups were rebuilt; None: nobody wants to know
+        self.journal: start_up.Journal | None = None  # of this rank's start-up, for one that takes its place
+        self.answers: start_up.Answers | None = None  # of a newcomer, whose groups have no backend yet
         self._connection_errors = connection_errors
         self._groups: list[SwappableGroup] = []
         self._lock = threading.Lock()
@@ -285,11 +310,9 @@ class GroupTable:
             self._builds = self._builds + 1 if epoch == self._built else 1
             self._built = epoch
             groups = list(self._groups)
-        self.audit = None
-        old = [group.drop() for group in groups]
-        # A gloo group waits for its threads when it is destroyed, and one of them may be stuck: not on this thread.
-        threading.Thread(target=old.clear, name="tft-drop-groups", daemon=True).start()
-        del old
+        self.audit = self.answers = None
+        for group in groups:
+            _destroy([group.drop()])
         for group in groups:
             if self.aborted.epoch > epoch:
                 break

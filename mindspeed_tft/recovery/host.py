@@ -69,6 +69,19 @@ class Host(Protocol):
         """Put everything that a broken step touched to the end of `state.step`; ends with a gather of all ranks.
         `again`: the batches of the broken step have to come once more."""
 
+    def send_state(self, state: SmallState, target: int) -> None:
+        """Send a small state to a newcomer of the same part over the new groups."""
+
+    def receive_state(self, source: int) -> SmallState:
+        """Take the small state of a rank of the same part."""
+
+    def take_place(self, state: SmallState) -> None:
+        """As `roll_back`, for a process that has trained no step: its data begins at what `state` has consumed."""
+
+    def forget_first_times(self) -> None:
+        """What ranks find out in their first step and keep, by communication or about its order, is found out anew:
+        a newcomer has to."""
+
     def checkpoint_directory(self, base: Path, step: int) -> Path:
         """Where the checkpoint of `step` lies below `base`."""
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
+from mindspeed_tft.engine.incident import EXIT_UNDECIDED
 from mindspeed_tft.engine.types import Commit, Deadlines, Order, OrderKind, RankInfo, RankReport, Update
 from mindspeed_tft.groups import CommunicationAborted
 from mindspeed_tft.recovery import files
@@ -27,8 +28,9 @@ log = logging.getLogger(__name__)
 # After a memory error the device is asked what was hit.
 _KIND_OF_DAMAGE = {"none": "memory-low", "some": "memory", "lost": "device"}
 
+SMALL_STATE = "/small"  # end of the name under which a part's small state is transferred like a shard
+MAX_WAITS = 5  # one more than the engine renews its waiting: our limit only guards against its absence
 DUMP_PREFIX = ".tft-dump-"  # hidden beside the checkpoints: no tool that lists them takes it for one
-EXIT_UNDECIDED = 77  # nobody decided within the deadline; the engine's own codes are 75 and 76
 
 
 class WrongNumbers(RuntimeError):
@@ -88,6 +90,8 @@ class Session(Generic[HostT]):
         self._epoch = 0  # of the groups
         self._resumed = 0  # the last stop that was answered by training on
         self.first_step = False  # training goes on after a repair: its first step has not ended yet
+        self._newcomer = False  # in the place of a process that died, and without its state so far
+        self._given: SmallState | None = None  # by a rank of the same part
 
     # ----------------------------------------------------------------------------- stamps on the step path
 
@@ -192,6 +196,11 @@ class Session(Generic[HostT]):
             return "precision" if exc.mine else "peer"
         return "peer" if isinstance(exc, CommunicationAborted) else self._classify(text)
 
+    def join(self) -> None:
+        """Take part in the recovery that this process was started for. Returns when training is to go on."""
+        self._newcomer = self._damaged = True
+        self._obey()
+
     def report(self) -> None:
         """Say where this rank stands. Nothing changes that, but an order."""
         record = self.record
@@ -213,7 +222,10 @@ class Session(Generic[HostT]):
 
     def _obey(self) -> None:
         # A repair may take what a dump may, and fail, and be followed by a dump.
-        limit = time.monotonic() + 2 * (self.deadlines.stop + self.deadlines.dump) + self.deadlines.exit
+        # Where newcomers are waited for, that comes before it, and all time begins anew after each further loss.
+        deadlines = self.deadlines
+        once = deadlines.stop + deadlines.dump + deadlines.reboot
+        limit = time.monotonic() + MAX_WAITS * once + deadlines.exit
         self.link.wait_stop(self.deadlines.stop, after=self._resumed)
         reported = -1
         heard = time.monotonic()
@@ -247,9 +259,14 @@ class Session(Generic[HostT]):
 
     def _note_damage(self, exc: Exception) -> None:
         """A device-memory fault can strike while an order is carried out, too."""
-        if self._classify(f"{type(exc).__name__}: {exc}") in ("memory", "corrupted"):
-            self._damaged = True
-            self._fault = str(exc)
+        if isinstance(exc, CommunicationAborted):
+            return  # its text quotes why everybody was stopped, which may be another rank's memory fault
+        text = f"{type(exc).__name__}: {exc}"
+        kind = self._classify(text)
+        if kind in ("memory", "corrupted"):
+            self._damaged, self._fault = True, text
+        if kind in ("memory", "memory-low", "corrupted", "link"):
+            self.link.fault("memory" if kind == "memory-low" else kind, text, own=True)
 
     def _action(self, kind: OrderKind, payload: dict[str, Any]) -> dict[str, str]:
         if kind is OrderKind.FINISH_UPDATE:
@@ -271,12 +288,12 @@ class Session(Generic[HostT]):
         if kind is OrderKind.REPAIR:
             return self._repair(int(payload["step"]), [str(transfer) for transfer in payload["transfers"]])
         if kind is OrderKind.ROLLBACK:
-            return self._roll_back(int(payload["step"]))
+            return self._roll_back(int(payload["step"]), bool(payload.get("newcomers")))
         if kind is OrderKind.LOAD:
             return self._load(int(payload["step"]))
         if kind is OrderKind.RESUME:
             self._resumed, self._fault = self._epoch, ""  # a stop that came since is not answered
-            self.first_step = True
+            self.first_step, self._newcomer, self._given = True, False, None
             self.link.resumed()
             return {}
         raise ValueError(f"unknown order {kind}")
@@ -286,8 +303,13 @@ class Session(Generic[HostT]):
         taken: list[str] = []
         for transfer in transfers:
             shard, source, target = transfer.split("|")
-            if int(source) == self.info.rank:
+            small = shard.endswith(SMALL_STATE)
+            if int(source) == self.info.rank and small:
+                self.host.send_state(self._state_of(step), int(target))
+            elif int(source) == self.info.rank:
                 self.host.send_shard(shard, int(target))
+            elif int(target) == self.info.rank and small:
+                self._given = self.host.receive_state(int(source))
             elif int(target) == self.info.rank:
                 self.host.receive_shard(shard, int(source))
                 taken.append(shard)
@@ -296,14 +318,24 @@ class Session(Generic[HostT]):
             self._damaged = False
         return {"taken": ",".join(taken)}
 
-    def _roll_back(self, step: int) -> dict[str, str]:
+    def _roll_back(self, step: int, joined: bool) -> dict[str, str]:
         if self._damaged:
             raise files.DumpError("this rank's memory was damaged and not repaired")
         self._release()
-        state, again = self._state_of(step), self.record.step == step + 1
-        self.host.roll_back(state, again)
+        if self._newcomer:
+            self.host.take_place(self._small_state_of_another(step))
+        else:
+            self.host.roll_back(self._state_of(step), again=self.record.step == step + 1)
+        if joined:
+            self.host.forget_first_times()
         self.train_begin(step, len(self.record.updates))
         return {}
+
+    def _small_state_of_another(self, step: int) -> SmallState:
+        if self._given is None or self._given.step != step:
+            has = "none" if self._given is None else f"that of step {self._given.step}"
+            raise files.DumpError(f"a newcomer needs the small state of step {step} from another rank, and has {has}")
+        return self._given
 
     def _load(self, step: int) -> dict[str, str]:
         self._release()

@@ -32,12 +32,21 @@ class Published:
     tracked: bool = False
 
 
+@dataclass
+class Saved:
+    """What one rank wrote into a periodic checkpoint."""
+
+    versions: dict[str, Version]
+    taints: set[str]  # faults that may have spread wrong numbers into it
+
+
 class Disk:
-    """Directories of attempts, and published checkpoints in order."""
+    """Directories of attempts, published checkpoints in order, and periodic checkpoints."""
 
     def __init__(self) -> None:
         self.directories: dict[str, Directory] = {}
         self.published: list[Published] = []
+        self.periodic: dict[int, dict[int, Saved]] = {}  # step -> rank -> what it wrote
 
     def directory(self, name: str) -> Directory:
         return self.directories.setdefault(name, Directory())
@@ -46,7 +55,7 @@ class Disk:
         self.directories.pop(name, None)
 
     def exists(self, step: int) -> bool:
-        return any(found.step == step and found.tracked for found in self.published)
+        return step in self.periodic or any(found.step == step and found.tracked for found in self.published)
 
     def complete(self, name: str, parts: list[str]) -> bool:
         """What a publisher checks against the manifests before it renames."""

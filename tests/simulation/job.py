@@ -23,7 +23,7 @@ from mindspeed_tft.engine.types import (
     Update,
 )
 
-from .disk import Disk, PartFile, Version
+from .disk import Disk, PartFile, Saved, Version
 from .layout import Scenario
 
 
@@ -43,6 +43,8 @@ class Job(Protocol):
     def died(self, rank: SimRank, message: str) -> None: ...
     def meeting(self, rank: SimRank, order: Order) -> Meeting: ...
     def resumed(self, rank: SimRank, step: int) -> None: ...
+    def committed(self, step: int) -> None: ...
+    def spoiled(self, fault: str, since: int) -> None: ...
     def violation(self, text: str) -> None: ...
 
 
@@ -77,7 +79,8 @@ class Collective:
                 self.job.after(self.job.jitter(0.2), lambda rank=rank: rank.peer_lost(self))
 
 
-TOGETHER = (OrderKind.REGROUP, OrderKind.REPAIR, OrderKind.ROLLBACK)  # carried out with others, or not at all
+# carried out with others, or not at all
+TOGETHER = (OrderKind.REGROUP, OrderKind.REPAIR, OrderKind.ROLLBACK, OrderKind.LOAD)
 REPAIRING = (*TOGETHER, OrderKind.RESUME)  # a fault of the rank's own ends these
 
 
@@ -99,7 +102,7 @@ class Meeting:
 class SimRank:
     """One rank: its place in the step, its shards, its orders."""
 
-    def __init__(self, job: Job, info: RankInfo) -> None:
+    def __init__(self, job: Job, info: RankInfo, newcomer: bool = False) -> None:
         self.job, self.info, self.number = job, info, info.rank
         start = job.scenario.first_step - 1
         self.step, self.commit, self.update = start, Commit.PASSED, Update.DONE
@@ -108,6 +111,13 @@ class SimRank:
         self.completed = start  # the last step whose update ended here
         self.alive, self.trusted, self.hung, self.finished = True, True, False, False
         self.damaged = False  # the device refuses to read its shards
+        self.unowned = True  # the tensors that no optimizer owns are whole
+        self.updated = start  # the step of the last update that began here, also when it was rewound since
+        self.taints: set[str] = set()  # faults that may have spread wrong numbers into its shards
+        self.checkpoints: set[int] = set()  # those it could load
+        if job.scenario.save_every and start:  # loaded by this run
+            self._write_periodic()
+            self.checkpoints.add(start)
         self.stopping = self.held = False
         self.stop_epoch = 0  # the last stop that it heard
         self.group_epoch = 0  # of its process groups
@@ -123,10 +133,28 @@ class SimRank:
         self._busy = False
         self._answers: dict[int, OrderDone | None] = {}
         self._now: Order | None = None
+        self.small = True  # its random states and counters go with its step
+        self.newcomer, self.starting = newcomer, newcomer
+        self.known_at = float("inf")  # when the engine heard of it
+        if newcomer:
+            self._begin_bare()
         self.exit_codes: list[int] = []
         self.told_to_leave = False
 
     # ------------------------------------------------------------------------------------------------ training
+
+    def _begin_bare(self) -> None:
+        """A process that was started again: it waits for orders as soon as its start-up is over."""
+        self.step = self.completed = self.gradients = self.updated = 0
+        self.commit, self.update = Commit.NONE, Update.UNTOUCHED
+        self.trusted, self.damaged, self.unowned, self.small = False, True, False, False
+        self.stopping = self.held = True
+        self.checkpoints = set()
+        self._set(None)
+
+    def started(self) -> None:
+        self.starting = False
+        self._work()
 
     def begin(self) -> None:
         if self.stopping:
@@ -152,7 +180,12 @@ class SimRank:
     def released(self, name: str) -> None:
         if name == "reduce":
             self._go_on(0.01, lambda: self._enter("clip"))
+        elif name == "save":
+            self.checkpoints.add(self.step)
+            self._reach("saved")
+            self._go_on(0.02, self._next_step)
         elif name == "clip":
+            self.job.committed(self.step)
             self.gradients, self.commit = self.step, Commit.ENTERED
             self._reach("entering")
             self._go_on(0.01, lambda: self._enter("commit"))
@@ -165,7 +198,7 @@ class SimRank:
             self._go_on(0.02, self._next)
 
     def _begin_update(self) -> None:
-        self.update = Update.DIRTY
+        self.update, self.updated = Update.DIRTY, self.step
         self._set(None)
         self._reach("update")
         self._go_on(0.05, self._end_update)
@@ -178,6 +211,21 @@ class SimRank:
         self._go_on(0.005, lambda: self._enter("gather"))
 
     def _next(self) -> None:
+        """Save where it is time to; else on."""
+        every = self.job.scenario.save_every
+        if every and self.step % every == 0:
+            self.checkpoints.discard(self.step)  # of an earlier life of this step
+            self._enter("save")
+            if self.inside is not None:
+                self._write_periodic()
+        else:
+            self._next_step()
+
+    def _write_periodic(self) -> None:
+        written = self.job.disk.periodic.setdefault(self.step, {})
+        written[self.number] = Saved(dict(self.versions), set(self.taints))
+
+    def _next_step(self) -> None:
         if self.step < self.job.scenario.last_step:
             self.begin_step()
         elif not self.stopping:
@@ -227,12 +275,30 @@ class SimRank:
         """A memory fault: what the shards hold now is garbage."""
         if not self.alive:
             return
-        self.trusted, self.damaged = False, True
+        self.trusted, self.damaged, self.unowned = False, True, False
         self._hurt += 1
         self._set(None)
         self.crash("memory", "uncorrectable error at 0x7f")
         if self.held:
             self.job.say(self, FaultSeen(0.0, self.number, "memory", "uncorrectable error at 0x7f", own=True))
+
+    def spoil(self, kind: str, number: int) -> None:
+        """Wrong numbers are seen: the last update that began here may have spread them to every rank."""
+        if not self.alive or self.hung or not self.small:  # who has computed nothing sees no wrong numbers
+            return
+        text = f"bad numbers ({number})"
+        self.job.spoiled(text, self.updated)
+        if kind == "corrupted":
+            self.trusted, self.damaged, self.unowned = False, True, False
+            self._hurt += 1
+            self._set(None)
+        if self.held:
+            self.fault = text
+            self.job.say(self, FaultSeen(0.0, self.number, kind, text, own=True))
+            self._abort_order("numbers are wrong")
+            self.job.after(0.0, lambda: self.crash(kind, text))  # where it was about to train on
+        else:
+            self.crash(kind, text)
 
     def break_link(self) -> None:
         text = "LINK ERROR on eth0"
@@ -317,6 +383,7 @@ class SimRank:
             self._rng(self.step - 1),
             self._rng(self.step) if known else "",
             self.stop_epoch,
+            tuple(sorted(self.checkpoints)),
         )
         self.job.say(self, Reported(0.0, report))
         self.job.reach(self, "reported")
@@ -343,7 +410,7 @@ class SimRank:
         self._work()
 
     def _work(self) -> None:
-        if self._busy or self.hung or not self.alive:
+        if self._busy or self.hung or not self.alive or self.starting:
             return
         if self._report_due and self.held:
             self._report()
@@ -382,7 +449,10 @@ class SimRank:
         if order.kind is OrderKind.FINISH_UPDATE:
             if self.gradients != payload["step"] or self.step != payload["step"] or self.update is not Update.UNTOUCHED:
                 self.job.violation(f"rank {self.number} told to finish {payload['step']} at {self.step}/{self.update}")
-            self.commit, self.update = Commit.PASSED, Update.DIRTY
+            self.commit, self.update, self.updated = Commit.PASSED, Update.DIRTY, self.step
+            self._set(None)
+        elif order.kind is OrderKind.LOAD:
+            self.trusted = False  # until it has ended
             self._set(None)
         elif order.kind is OrderKind.PUBLISH:
             if self.job.disk.exists(payload["step"]):
@@ -444,6 +514,8 @@ class SimRank:
             self.group_epoch = payload["epoch"]
         elif order.kind is OrderKind.REPAIR:
             return self._receive(payload["step"], payload["transfers"])
+        elif order.kind is OrderKind.LOAD:
+            self._load(payload["step"], payload["spoiled"])
         elif order.kind is OrderKind.ROLLBACK:
             if self.damaged:
                 return "uncorrectable error"
@@ -462,15 +534,44 @@ class SimRank:
             giver = self.job.ranks[int(source)]
             if self.number not in (int(source), int(target)):
                 continue
-            if giver.damaged or not giver.alive:
+            whole = giver.unowned if shard.endswith("/unowned") else not giver.damaged
+            if not whole or not giver.alive:
                 return f"rank {source} cannot give {shard}"
-            if int(target) == self.number:
+            if int(target) == self.number and shard.endswith("/small"):
+                self.small = self._can_give_small(giver, step)
+            elif int(target) == self.number:
+                self.unowned = giver.unowned
+            if int(target) == self.number and shard in self.versions:
                 self.versions[shard] = giver.versions[shard]
-        if {shard for shard, _, target in mine if int(target) == self.number} == set(self.versions):
+                self.taints |= giver.taints
+        if {shard for shard, _, target in mine if int(target) == self.number} >= set(self.versions):
             self.trusted, self.damaged = True, False
-            self.step = self.completed = self.gradients = step
+            self.step = self.completed = self.gradients = self.updated = step
             self.commit, self.update = Commit.PASSED, Update.DONE
         return ""
+
+    def _can_give_small(self, giver: SimRank, step: int) -> bool:
+        at_end = giver.step == step and giver.update is Update.DONE
+        at_start = giver.step == step + 1 and giver.update is Update.UNTOUCHED
+        if giver.small and giver.trusted and (at_end or at_start):
+            return True
+        self.job.violation(f"rank {giver.number} gives the small state of {step} at {giver.step}/{giver.update}")
+        return False
+
+    def _load(self, step: int, spoiled: int) -> None:
+        """All of the rank from a periodic checkpoint, but for what no checkpoint holds."""
+        saved = self.job.disk.periodic.get(step, {}).get(self.number)
+        if saved is None or (step not in self.checkpoints and not self.newcomer):
+            self.job.violation(f"rank {self.number} told to load {step}, which it does not know")
+            return
+        self.versions, self.taints = dict(saved.versions), set(saved.taints)
+        self.small = True
+        self.checkpoints.add(step)
+        self.trusted, self.damaged = True, False
+        self.step = self.completed = self.gradients = step
+        self.commit, self.update = Commit.PASSED, Update.DONE
+        if spoiled:
+            self.checkpoints = {known for known in self.checkpoints if known <= step}
 
     def _resume(self) -> None:
         """On with the next step: nothing of the broken one is left."""

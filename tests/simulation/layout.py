@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mindspeed_tft.engine.types import Deadlines, RankInfo
 from mindspeed_tft.replica.holders import holders, shard_of
 
-DEADLINES = Deadlines(heartbeat=1.0, heartbeat_lost=5.0, stop=10.0, order=8.0, dump=45.0, exit=5.0)
+DEADLINES = Deadlines(heartbeat=1.0, heartbeat_lost=5.0, stop=10.0, order=8.0, dump=45.0, exit=5.0, reboot=20.0)
 TICK = 0.2
 
 # Where a fault can strike, in the order of a step and of a dump. "update@2" is the update of the second step.
@@ -18,8 +18,13 @@ DUMP_POINTS = tuple(f"{when}:{kind}" for kind in ORDER_KINDS for when in ("order
 RECOVERY_POINTS = ("stopping", "reported", *DUMP_POINTS)
 
 FIRST_FAULTS = ("kill", "kill_host", "raise", "memory", "terminate")
+REBOOT_FAULTS = ("kill", "kill_host", "raise")  # the process does not survive them
 LATER_FAULTS = ("kill", "kill", "kill_host", "fail", "hang", "slow", "cut", "memory")
 
+
+SPOILING_FAULTS = ("precision", "corrupted")  # the last update may have spread wrong numbers
+REWIND_KINDS = ("regroup", "repair", "load", "resume")
+REWIND_POINTS = tuple(f"{when}:{kind}" for kind in REWIND_KINDS for when in ("order", "done"))
 
 REPAIR_KINDS = ("finish_update", "regroup", "repair", "rollback", "resume")
 REPAIR_POINTS = tuple(f"{when}:{kind}" for kind in REPAIR_KINDS for when in ("order", "done"))
@@ -38,7 +43,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class Layout:
-    """`parts` model parts with `d` data-parallel ranks each and `n` replicas, `per_host` ranks on a host."""
+    """`parts` model parts with `d` data-parallel ranks each and `n` replicas (1: none), `per_host` ranks on a host."""
 
     parts: int
     d: int
@@ -57,7 +62,7 @@ class Layout:
         """Shard -> ranks, by the arithmetic and not by what ranks say."""
         found: dict[str, list[int]] = {}
         for part in range(self.parts):
-            for shard, positions in enumerate(holders(self.d, self.n)):
+            for shard, positions in enumerate(self._positions()):
                 found[f"p{part}/dense/{shard}"] = [position * self.parts + part for position in positions]
             if self.common:
                 found[f"p{part}/common/0"] = [position * self.parts + part for position in range(self.d)]
@@ -66,9 +71,12 @@ class Layout:
     def part_of(self, shard: str) -> str:
         return shard.split("/")[0]
 
+    def _positions(self) -> Sequence[Sequence[int]]:
+        return holders(self.d, self.n) if self.n > 1 else [[position] for position in range(self.d)]
+
     def _info(self, rank: int) -> RankInfo:
         dp_rank, part = divmod(rank, self.parts)
-        holds = (f"p{part}/dense/{shard_of(dp_rank, self.d, self.n)}",)
+        holds = (f"p{part}/dense/{shard_of(dp_rank, self.d, self.n) if self.n > 1 else dp_rank}",)
         if self.common:
             holds += (f"p{part}/common/0",)
         return RankInfo(rank, f"host{rank // self.per_host}", 1000 + rank, f"p{part}", dp_rank, holds)
@@ -86,6 +94,19 @@ class Weather:
 
 
 @dataclass(frozen=True)
+class Agent:
+    """What starts dead processes again, each within a few seconds but for these chances."""
+
+    never: float = 0.0
+    late: float = 0.0  # too late for anybody who waits
+    dies: float = 0.0  # while it starts
+
+    @property
+    def reliable(self) -> bool:
+        return not (self.never or self.late or self.dies)
+
+
+@dataclass(frozen=True)
 class Scenario:
     """All that a run depends on, together with its seed."""
 
@@ -98,4 +119,16 @@ class Scenario:
     reborn: bool = False  # a new process registers in the place of a killed one
     early_rng: bool = True  # ranks know the digest of the end of a step when its commit begins
     retry: bool = False  # faults may be repaired online
+    agent: Agent | None = None  # faults may also be repaired with processes that are started again
+    save_every: int = 0  # steps from one periodic checkpoint to the next; 0: none
     drifted: int = -1  # a rank whose random state left the others
+
+    @property
+    def online(self) -> bool:
+        """Training may go on after a fault."""
+        return self.retry or self.agent is not None
+
+    @property
+    def strategies(self) -> frozenset[str]:
+        more = {"retry"} if self.retry else set()
+        return frozenset({"dump", *more} if self.agent is None else {"dump", "recover", *more})

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from mindspeed_tft.engine.incident import EXIT_REBORN
 from mindspeed_tft.engine.machine import State
 
 from .disk import Published
-from .layout import DEADLINES, REPAIRABLE_FAULTS, TICK
+from .layout import DEADLINES, REBOOT_FAULTS, REPAIRABLE_FAULTS, SPOILING_FAULTS, TICK
 from .simulation import Simulation
 
 _ENDS_WITHIN = DEADLINES.stop + DEADLINES.dump + DEADLINES.exit + 4 * TICK
@@ -23,6 +24,7 @@ def judge(simulation: Simulation) -> list[str]:
     found += _honest(simulation)
     found += _saved_where_possible(simulation)
     found += _repaired_where_possible(simulation)
+    found += _rewound_where_needed(simulation)
     return found
 
 
@@ -45,9 +47,11 @@ def _ends(simulation: Simulation) -> list[str]:
         return []  # the goodbye of a rank was among them
     if len(simulation.closed) != 1:
         return [f"closed {len(simulation.closed)} times, state {simulation.engine.state.value}"]
-    if simulation.scenario.retry:
+    if simulation.scenario.online:
+        waits = sum(state == State.WAITING.value for _, state in simulation.timeline) + len(simulation.reborn)
+        allowed = _REPAIR_ENDS_WITHIN + waits * (DEADLINES.stop + DEADLINES.reboot + DEADLINES.dump)
         spent = [end - begin for begin, end in simulation.incidents]
-        return [f"took {took:.1f} s" for took in spent if took > _REPAIR_ENDS_WITHIN]
+        return [f"took {took:.1f} s" for took in spent if took > allowed]
     took = simulation.closed[0][0] - simulation.stopped_at
     return [] if took <= _ENDS_WITHIN else [f"took {took:.1f} s, allowed {_ENDS_WITHIN:.1f} s"]
 
@@ -76,7 +80,7 @@ def _random_state(simulation: Simulation, part: str, step: int) -> str:
 def _no_step_lost(simulation: Simulation) -> list[str]:
     """S is not below what any live rank completed that could be heard, nor above what the world committed."""
     step = simulation.engine.step
-    if simulation.scenario.retry:  # judged at each decision
+    if simulation.scenario.online:  # judged at each decision
         return []
     if step < 0 or not simulation.decided_on:
         return []
@@ -94,17 +98,19 @@ def _honest(simulation: Simulation) -> list[str]:
     if len(simulation.closed) != 1:
         return []
     closed = simulation.closed[0][1]
-    on_disk = {checkpoint.step for checkpoint in simulation.disk.published}
+    on_disk = {checkpoint.step for checkpoint in simulation.disk.published} | simulation.disk.periodic.keys()
     found = []
     if closed.outcome in ("dumped", "exists") and closed.step not in on_disk:
         found.append(f"{closed.outcome} step {closed.step}, on disk: {on_disk}")
-    codes = {code for rank in simulation.ranks for code in rank.exit_codes}
+    codes = {code for rank in simulation.ranks for code in rank.exit_codes} - {EXIT_REBORN}
     if closed.outcome == "finished":
         return [f"finished, but ranks left with {codes}"] if codes else []
     if closed.outcome == "failed" and codes - {76}:
         found.append(f"failed, but ranks left with {codes}")
     if not simulation.scenario.weather.loss and simulation.stopped_at is not None:
+        late = simulation.closed[0][0] - TICK  # who registers then is told while nobody looks any more
         left_out = [rank for rank in simulation.ranks if rank.alive and not rank.hung and not rank.told_to_leave]
+        left_out = [rank for rank in left_out if rank.known_at < late]
         found += [f"rank {rank.number} was not told to leave" for rank in left_out[:3]]
     return found
 
@@ -120,6 +126,8 @@ def _saved_where_possible(simulation: Simulation) -> list[str]:
     nothing = max(rank.gradients for rank in simulation.ranks) == 0 or simulation.engine.step == 0
     over = any(rank.finished for rank in simulation.ranks)
     outcome = simulation.closed[0][1].outcome
+    if simulation.spoils:  # what is wrong is not saved
+        return []
     if safe and len(costly) <= 2 and not nothing and not over and outcome not in ("dumped", "exists"):
         return [f"every shard had an unharmed holder, but: {simulation.closed[0][1].summary}"]
     return []
@@ -128,9 +136,11 @@ def _saved_where_possible(simulation: Simulation) -> list[str]:
 def _repaired_where_possible(simulation: Simulation) -> list[str]:
     """With an unharmed holder of every shard and few faults, all repairable, training goes on to its end."""
     scenario, struck = simulation.scenario, [fault for _, fault in simulation.struck if fault.what not in _HARMLESS]
-    if not scenario.retry or scenario.weather.loss or scenario.weather.reorder or len(simulation.closed) != 1:
+    if not scenario.online or scenario.weather.loss or scenario.weather.reorder or len(simulation.closed) != 1:
         return []
-    if any(fault.what not in REPAIRABLE_FAULTS for fault in struck) or len(struck) > 3:
+    reliable = scenario.agent is not None and scenario.agent.reliable
+    survived = (*REPAIRABLE_FAULTS, *(REBOOT_FAULTS if reliable else ()))
+    if any(fault.what not in survived for fault in struck) or len(struck) > 3:
         return []
     holders = scenario.layout.holders()
     safe = all(any(rank not in simulation.harmed for rank in of_shard) for of_shard in holders.values())
@@ -138,4 +148,27 @@ def _repaired_where_possible(simulation: Simulation) -> list[str]:
     over = "finished training" in closed.summary
     if safe and not over and closed.outcome != "finished":
         return [f"every fault could be repaired, but: {closed.summary}"]
+    return []
+
+
+def _rewound_where_needed(simulation: Simulation) -> list[str]:
+    """Never while S can be had; always when all ranks have a checkpoint that is surely good, and few faults struck."""
+    scenario, struck = simulation.scenario, [fault for _, fault in simulation.struck if fault.what not in _HARMLESS]
+    rewound = [done for _, done in simulation.recovered if "Rewound" in done.summary]
+    holders = scenario.layout.holders()
+    safe = all(any(rank not in simulation.harmed for rank in of_shard) for of_shard in holders.values())
+    if safe and rewound and not simulation.spoils:
+        return [f"rewound although every shard had an unharmed holder: {rewound[0].summary}"]
+    if not scenario.online or scenario.weather.loss or scenario.weather.reorder or len(simulation.closed) != 1:
+        return []
+    if any(fault.what not in (*REPAIRABLE_FAULTS, *SPOILING_FAULTS) for fault in struck) or len(struck) > 3:
+        return []
+    ranks, closed = simulation.ranks, simulation.closed[0][1]
+    if closed.outcome != "failed" or "finished training" in closed.summary:
+        return []
+    sources = {rank.info.part for rank in ranks if rank.number not in simulation.harmed}
+    common = set.intersection(*(rank.checkpoints for rank in ranks if not rank.newcomer))
+    newest = min([simulation.furthest, *simulation.spoils.values()]) - 2  # ranks may be apart by one step
+    if sources == {rank.info.part for rank in ranks} and any(step <= newest for step in common):
+        return [f"all ranks have the checkpoints {sorted(common)}, but: {closed.summary}"]
     return []

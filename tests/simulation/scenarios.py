@@ -11,7 +11,10 @@ from .layout import (
     RECOVERY_POINTS,
     REPAIR_POINTS,
     REPAIRABLE_FAULTS,
+    REWIND_POINTS,
+    SPOILING_FAULTS,
     STEP_POINTS,
+    Agent,
     Fault,
     Layout,
     Scenario,
@@ -100,3 +103,75 @@ def _in_repair(rng: random.Random, layout: Layout, worse: bool) -> Fault:
     what = rng.choice(("memory", "link", "cut", "fail", "slow", *(LATER_FAULTS if worse else ())))
     points = REPAIR_POINTS if what in ("fail", "slow") else ("stopping", "reported", *REPAIR_POINTS)
     return Fault(what, rng.choice(points), rng.randint(1, layout.world_size), rng.choice((0.0, rng.random() * 0.3)))
+
+
+UNREPLICATED = (Layout(1, 2, 1, 1), Layout(1, 4, 1, 2), Layout(2, 2, 1, 2), Layout(2, 4, 1, 2, common=True))
+
+
+def draw_rewind(seed: int, weather: Weather = CALM) -> Scenario:
+    """A job that saves from time to time, with wrong numbers or without replicas, and further faults on top."""
+    rng = random.Random(seed * 15_485_863 + 5)
+    layout = rng.choice((*UNREPLICATED, *UNREPLICATED, *LAYOUTS))
+    kinds = (*SPOILING_FAULTS, "memory", "memory") if layout.n == 1 else (*SPOILING_FAULTS, "memory")
+    worse = rng.random() < 0.3
+    faults = [_anywhere(rng, layout, kinds) for _ in range(rng.choice((1, 1, 2, 3)))]
+    faults += [_in_rewind(rng, layout, worse) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
+    if worse:
+        faults.append(rng.choice((_first, _later))(rng, layout))
+    first_step = rng.choice((1, 1, 41))
+    return Scenario(
+        seed,
+        layout,
+        tuple(faults),
+        weather,
+        first_step=first_step,
+        last_step=first_step + rng.choice((4, 6, 9)),
+        reborn=rng.random() < 0.2,
+        early_rng=rng.random() < 0.5,
+        retry=True,
+        save_every=rng.choice((1, 2, 3)),
+    )
+
+
+def _anywhere(rng: random.Random, layout: Layout, kinds: tuple[str, ...]) -> Fault:
+    point = f"{rng.choice((*STEP_POINTS, 'save', 'saved'))}@{rng.choice((1, 2, 3, 4, 5, 6))}"
+    delay = rng.choice((0.0, rng.random() * 0.05))
+    count = rng.randint(1, rng.choice((1, 1, 2)) * layout.world_size)  # beyond the world size: after a rewind
+    return Fault(rng.choice(kinds), point, count, delay)
+
+
+def _in_rewind(rng: random.Random, layout: Layout, worse: bool) -> Fault:
+    what = rng.choice(("memory", "link", "cut", "fail", "slow", *SPOILING_FAULTS, *(LATER_FAULTS if worse else ())))
+    points = REWIND_POINTS if what in ("fail", "slow") else ("stopping", "reported", *REWIND_POINTS)
+    return Fault(what, rng.choice(points), rng.randint(1, layout.world_size), rng.choice((0.0, rng.random() * 0.3)))
+
+
+def draw_recover(seed: int, weather: Weather = CALM) -> Scenario:
+    """A job whose dead processes are started again, more or less reliably, with faults at every point and often."""
+    rng = random.Random(seed * 32_452_843 + 7)
+    layout = rng.choice((*LAYOUTS, *LAYOUTS, *UNREPLICATED))
+    reliable = rng.random() < 0.5
+    worse = rng.random() < 0.3
+    kinds = ("kill", "kill", "raise", "kill_host", *REPAIRABLE_FAULTS, *(SPOILING_FAULTS if worse else ()))
+    faults = [_anywhere(rng, layout, kinds) for _ in range(rng.choice((1, 1, 2, 3)))]
+    faults += [_in_reboot(rng, layout, worse) for _ in range(rng.choice((0, 1, 1, 2, 3)))]
+    first_step = rng.choice((1, 1, 41))
+    return Scenario(
+        seed,
+        layout,
+        tuple(faults),
+        weather,
+        first_step=first_step,
+        last_step=first_step + rng.choice((4, 6)),
+        early_rng=rng.random() < 0.5,
+        retry=rng.random() < 0.5,
+        agent=Agent() if reliable else Agent(never=0.1, late=0.1, dies=0.2),
+        save_every=rng.choice((0, 1, 2, 3)),
+    )
+
+
+def _in_reboot(rng: random.Random, layout: Layout, worse: bool) -> Fault:
+    more = ("hang", "terminate", *LATER_FAULTS, *SPOILING_FAULTS) if worse else ()
+    what = rng.choice(("kill", "kill", "raise", "memory", "link", "cut", "fail", "slow", *more))
+    points = REPAIR_POINTS if what in ("fail", "slow") else ("stopping", "reported", *REPAIR_POINTS, *REWIND_POINTS)
+    return Fault(what, rng.choice(points), rng.randint(1, layout.world_size), rng.choice((0.0, rng.random() * 3)))

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import heapq
 import random
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
+from mindspeed_tft.engine.incident import EXIT_REBORN
 from mindspeed_tft.engine.machine import Engine
 from mindspeed_tft.engine.types import (
     Action,
     Closed,
     Event,
+    FaultSeen,
     Heartbeat,
     Order,
     OrderKind,
@@ -21,11 +24,14 @@ from mindspeed_tft.engine.types import (
     Reported,
     Stop,
     Tick,
+    Update,
 )
 
 from .disk import Disk
 from .job import Collective, Meeting, SimRank
-from .layout import DEADLINES, TICK, Fault, Scenario
+from .layout import DEADLINES, SPOILING_FAULTS, TICK, Fault, Scenario
+
+DIRTY = Update.DIRTY
 
 
 class Simulation:
@@ -35,8 +41,12 @@ class Simulation:
         self.scenario = scenario
         self.random = random.Random(scenario.seed)
         self.disk = Disk()
-        strategies = frozenset({"dump", "retry"} if scenario.retry else {"dump"})
-        self.engine = Engine(DEADLINES, scenario.layout.world_size, strategies=strategies)
+        self.engine = Engine(DEADLINES, scenario.layout.world_size, strategies=scenario.strategies)
+        self.furthest = 0  # the last step whose gradients were final everywhere, since the last rewind
+        self.spoils: dict[str, int] = {}  # what was spoiled, and since which step
+        self._told: dict[str, int] = {}  # of these, what the engine knew after which stop
+        self._agreed = 0  # the highest S of this incident
+        self._behind = 0  # the furthest step when ranks were last told to go back
         self.ranks = [SimRank(self, info) for info in scenario.layout.infos()]
         self.now = 0.0
         self.violations: list[str] = []
@@ -59,6 +69,10 @@ class Simulation:
         self._meetings: dict[tuple[OrderKind, int], Meeting] = {}
         self.incidents: list[list[float]] = []  # begin and end of each
         self.recovered: list[tuple[float, Recovered]] = []
+        self.reborn: list[SimRank] = []  # processes that were started again
+        self._seats: dict[int, SimRank] = {}  # the process for which each rank registered last
+        self._replaced: set[SimRank] = set()
+        self._parting: set[SimRank] = set()  # told to come back as another process
         self._resumed: dict[int, int] = {}  # epoch -> the step from which ranks went on
 
     # ------------------------------------------------------------------------------------------------ running
@@ -67,7 +81,7 @@ class Simulation:
         for rank in self.ranks:
             self.after(self.jitter(0.2), lambda rank=rank: self._start(rank))
         self.after(TICK, self._tick)
-        limit = 300.0
+        limit = 300.0 if self.scenario.agent is None else 3000.0
         while self._queue:
             self.now, _, action = heapq.heappop(self._queue)
             if self.now > limit or (self.closed and self.now > self.closed[0][0] + 1.0):
@@ -79,6 +93,18 @@ class Simulation:
         self.say(rank, Registered(0.0, rank.info))
         self._beat(rank)
         self.after(0.3, rank.begin)
+
+    def _start_again(self, old: SimRank) -> None:
+        """The agent starts the process of a rank again; it may die once more while it starts."""
+        assert self.scenario.agent is not None
+        rank = SimRank(self, replace(old.info, pid=old.info.pid + 5000), newcomer=True)
+        self.ranks[rank.number] = rank
+        self.reborn.append(rank)
+        self.say(rank, Registered(0.0, rank.info))
+        self._beat(rank)
+        if self.coin(self.scenario.agent.dies):
+            self.after(self.jitter(4.0), lambda: rank.kill("died while it started"))
+        self.after(self.jitter(4.0), rank.started)
 
     def _beat(self, rank: SimRank) -> None:
         if rank.alive and not rank.hung and self.scenario.layout.world_size <= 64:
@@ -92,12 +118,14 @@ class Simulation:
     def _feed(self, event: Event) -> None:
         if isinstance(event, Reported) and event.report.epoch in (self._epoch, 0 if self._epoch <= 1 else -1):
             self._heard.add(event.report.rank)
+        if isinstance(event, FaultSeen) and event.kind in SPOILING_FAULTS:
+            self._told.setdefault(event.message, self._epoch)
         before, decided = self.engine.state, self.engine.step >= 0
         actions = self.engine.handle(replace(event, at=self.now))
         if self.decided_at > self.now and self.engine.step > 0:
             self.decided_at = self.now
             self.decided_on = {rank for rank in self._heard if self.ranks[rank].alive}
-        if self.scenario.retry and not decided and self.engine.step >= 0:
+        if self.scenario.online and not decided and self.engine.step >= 0:
             self._judge_decision(self.engine.step)
         if self.engine.state is not before:
             self.timeline.append((self.now, self.engine.state.value))
@@ -108,9 +136,24 @@ class Simulation:
         """S against the true state, at every decision: a repair changes that state."""
         heard = [self.ranks[number] for number in self._heard if self.ranks[number].alive]
         best = max((rank.completed for rank in heard if rank.trusted), default=0)
-        committed = max(rank.gradients for rank in self.ranks)
+        committed = max(self.furthest, max(rank.gradients for rank in self.ranks))
+        self._agreed = max(self._agreed, step)
         if not best <= step <= committed:
             self.violation(f"S = {step}, but a live rank had completed {best}, and {committed} was committed")
+
+    def _judge_parting(self, leaver: SimRank) -> None:
+        """Nobody is sent away with the last good copy of a shard, unless another shard has none anyway."""
+        self._parting.add(leaver)
+        believed = self.engine._roster.alive  # a death may be known a moment later
+        here = [rank for rank in self._seats.values() if rank.alive or rank.number in believed]
+        whole = [rank for rank in here if not rank.damaged and rank.update is not DIRTY]
+        left = [rank for rank in whole if rank not in self._parting]
+        for of_shard in (whole, left):
+            missing = self.scenario.layout.holders().keys() - {shard for rank in of_shard for shard in rank.versions}
+            if missing and of_shard is left and not self.spoils:
+                self.violation(f"rank {leaver.number} is sent away, and nobody is left with {sorted(missing)}")
+            elif missing:
+                return
 
     def resumed(self, rank: SimRank, step: int) -> None:
         """A rank leaves the repair: clean, at S, and everybody at the same S."""
@@ -118,6 +161,39 @@ class Simulation:
             self.violation(f"rank {rank.number} resumes after {step} with {rank.versions} at {rank.step}")
         if self._resumed.setdefault(rank.group_epoch, step) != step:
             self.violation(f"rank {rank.number} resumes after {step}, others after {self._resumed[rank.group_epoch]}")
+
+        if not rank.small:
+            self.violation(f"rank {rank.number} resumes without random states and counters")
+        if not rank.unowned and not self.scenario.weather.loss:  # else nobody may have heard that its memory failed
+            self.violation(f"rank {rank.number} resumes with damaged tensors that no optimizer owns")
+        if wrong := [text for text in rank.taints if self._told.get(text, rank.group_epoch) < rank.group_epoch]:
+            self.violation(f"rank {rank.number} resumes after {step} with numbers that are known to be wrong: {wrong}")
+
+    def committed(self, step: int) -> None:
+        self.furthest = max(self.furthest, step)
+
+    def spoiled(self, fault: str, since: int) -> None:
+        """Wrong numbers since the update of this step: in every rank, and in every checkpoint from that step on."""
+        self.spoils[fault] = since
+        for rank in self.ranks:
+            rank.taints.add(fault)
+        for step, written in self.disk.periodic.items():
+            for saved in written.values() if step >= since else ():
+                saved.taints.add(fault)
+
+    def _judge_recovery(self, done: Recovered) -> None:
+        """The steps lost are stated, and a rewind is one to a checkpoint."""
+        found = re.search(r"(\d+) completed steps? lost", done.summary)
+        least, most = max(0, self._agreed - done.step), max(0, self._behind - done.step)
+        if self.scenario.weather.reorder:  # late heartbeats tell of steps before an earlier rewind
+            most = 1_000_000
+        if found is None or not least <= int(found[1]) <= most:
+            self.violation(f"not {least} to {most} steps lost: {done.summary}")
+        if "Rewound" in done.summary:
+            self.furthest = max(rank.gradients for rank in self.ranks)  # some may have trained on for a while
+            if done.step not in self.disk.periodic or f"checkpoint of step {done.step}" not in done.summary:
+                self.violation(f"rewound to {done.step}: {done.summary}")
+        self._agreed = 0
 
     def meeting(self, rank: SimRank, order: Order) -> Meeting:
         epoch = int(str(order.payload.get("epoch", rank.group_epoch)))
@@ -134,22 +210,28 @@ class Simulation:
             if action.epoch > self._epoch:
                 self._new_stop(action.epoch)
             for number in action.ranks:
-                self._tell(self.ranks[number], lambda number=number: self.ranks[number].stop(action.epoch))  # type: ignore[misc]
+                told = self._seats.get(number, self.ranks[number])
+                self._tell(told, lambda told=told: told.stop(action.epoch))  # type: ignore[misc]
         elif isinstance(action, Order):
-            rank = self.ranks[action.rank]
+            if action.kind in (OrderKind.ROLLBACK, OrderKind.LOAD):
+                self._behind = self.furthest
+            rank = self._seats.get(action.rank, self.ranks[action.rank])
+            if action.kind is OrderKind.EXIT and action.payload["code"] == EXIT_REBORN:
+                self._judge_parting(rank)
             self._tell(rank, lambda: rank.order(action))
         elif isinstance(action, Closed):
             self.closed.append((self.now, action))
             self._incident_ends()
         elif isinstance(action, Recovered):
             self.recovered.append((self.now, action))
+            self._judge_recovery(action)
             self._incident_ends()
 
     def _new_stop(self, epoch: int) -> None:
         if epoch > 1:  # those who reported of their own accord before the first stop are heard
             self._heard.clear()
         self._epoch = epoch
-        if not self.incidents or len(self.incidents[-1]) == 2:
+        if not self.closed and (not self.incidents or len(self.incidents[-1]) == 2):
             self.incidents.append([self.now])
 
     def _incident_ends(self) -> None:
@@ -172,7 +254,7 @@ class Simulation:
         self.violations.append(text)
 
     def collective(self, rank: SimRank, name: str) -> Collective:
-        group = "world" if name in ("clip", "commit") else rank.info.part
+        group = "world" if name in ("clip", "commit", "save") else rank.info.part
         key = (name, rank.step, group, rank.group_epoch)
         if key not in self._collectives:
             layout = self.scenario.layout
@@ -182,8 +264,12 @@ class Simulation:
     def died(self, rank: SimRank, message: str) -> None:
         self.after(
             rank.link.clear_up - self.now + self.jitter(0.3) if rank.link.clear_up > self.now else self.jitter(0.3),
-            lambda: self._feed(RankLost(0.0, rank.number, message)),
+            lambda: self._hear(rank, RankLost(0.0, rank.number, message, rank.info.pid)),
         )
+        agent = self.scenario.agent
+        if agent is not None and rank.exit_codes in ([], [EXIT_REBORN]) and not self.coin(agent.never):
+            late = self.coin(agent.late)
+            self.after(30.0 if late else self.jitter(3.0), lambda: self._start_again(rank))
         if self.scenario.reborn and not rank.exit_codes:
             newcomer = replace(rank.info, pid=rank.info.pid + 5000)
             self.after(self.jitter(2.0), lambda: self._feed(Registered(0.0, newcomer)))
@@ -221,6 +307,8 @@ class Simulation:
             rank.terminate()
         elif fault.what == "memory":
             rank.damage()
+        elif fault.what in SPOILING_FAULTS:
+            rank.spoil(fault.what, len(self.struck))
         elif fault.what == "link":
             rank.break_link()
         elif fault.what == "flap" and rank.inside is not None:
@@ -252,9 +340,25 @@ class Simulation:
     def _arrived(self, rank: SimRank, event: Event, number: int) -> None:
         link = rank.link
         if number == link.number:
-            self._feed(event)
+            self._hear(rank, event)
         elif not isinstance(event, Heartbeat):
             self._say_again(rank, event)  # it was in flight when the connection broke
+
+    def _hear(self, rank: SimRank, event: Event) -> None:
+        """What a process says counts from its registration until another one registers for its rank."""
+        seated = self._seats.get(rank.number)
+        if rank in self._replaced:
+            return
+        if isinstance(event, Registered):
+            if seated is not None and seated is not rank:
+                self._replaced.add(seated)
+            self._seats[rank.number] = rank
+            rank.known_at = min(rank.known_at, self.now)
+        elif seated is not rank and rank.newcomer:  # overtook its registration
+            if not self.scenario.weather.loss:
+                self.after(0.05, lambda: self._hear(rank, event))
+            return
+        self._feed(event)
 
     def _say_again(self, rank: SimRank, event: Event) -> None:
         if rank.link.up:

@@ -136,8 +136,10 @@ def test_2048_ranks_repair_a_damaged_one_twice() -> None:
 _plan = planning.plan_repair
 
 
-def s_is_the_minimum(reports: dict[int, RankReport], registered: Any, start: bool = False) -> agreement.Agreement:
-    found = agreement.agree(reports, registered, start)
+def s_is_the_minimum(
+    reports: dict[int, RankReport], registered: Any, start: bool = False, departed: Any = ()
+) -> agreement.Agreement:
+    found = agreement.agree(reports, registered, start, departed)
     step = min((agreement.completed(report) for report in reports.values() if report.trusted), default=-1)
     return replace(found, step=step, offers=agreement._offers(reports, registered, step, start))
 

@@ -171,7 +171,7 @@ def test_large_jobs_with_drawn_faults() -> None:
 # ------------------------------------------------------------------------------------------------ controls
 
 
-def s_is_the_minimum(reports: dict[int, RankReport], registered: Any) -> agreement.Agreement:
+def s_is_the_minimum(reports: dict[int, RankReport], registered: Any, departed: Any) -> agreement.Agreement:
     found = agreement.agree(reports, registered)
     steps = [agreement.completed(report) for report in reports.values() if report.trusted]
     return agreement.revise(replace(found, step=min(steps, default=-1)), reports, registered)

@@ -74,7 +74,8 @@ def main() -> int:
     told.wait(5.0)
     time.sleep(words.get("report_after", 0.0))
     step = words.get("step", processor.step)
-    processor.report(t.RankReport(rank, step, t.Commit.NONE, t.Update.UNTOUCHED, rng_start="r", rng_end=""))
+    epoch = processor.stop_epoch
+    processor.report(t.RankReport(rank, step, t.Commit.NONE, t.Update.UNTOUCHED, rng_start="r", epoch=epoch))
     while time.monotonic() < end:
         order = processor.next_order(1.0)
         if order is None:
@@ -82,6 +83,11 @@ def main() -> int:
         tell("order", kind=order.kind.value, payload=order.payload)
         result = {"by": str(rank), "path": "/save/iter", "resume": "run it again"}
         processor.order_done(order.id, True, "done", result)
+        if order.kind is t.OrderKind.RESUME:
+            processor.resumed()
+            tell("goodbye", ok=processor.goodbye())
+            processor.close()
+            return 0
         if order.kind is t.OrderKind.EXIT:
             processor.close()
             return int(order.payload["code"])

@@ -6,8 +6,7 @@ import pytest
 
 from mindspeed_tft.agent import policy
 from mindspeed_tft.agent.policy import Again, Limits, Policy, Report
-from mindspeed_tft.agent.reboot import EXIT_REBORN
-from mindspeed_tft.recovery import session
+from mindspeed_tft.engine.incident import EXIT_REBORN
 
 KILLED = -9
 
@@ -22,10 +21,6 @@ def decide(
     now: float = 0.0,
 ) -> Again | Report:
     return chosen.decide(rank, status, marked=marked, peers=peers or {}, now=now)
-
-
-def test_the_code_of_the_undecided_is_the_session_s() -> None:
-    assert policy.EXIT_UNDECIDED == session.EXIT_UNDECIDED
 
 
 @pytest.mark.parametrize(

@@ -37,6 +37,7 @@ reports = st.builds(
     rng_start=texts,
     rng_end=texts,
     epoch=steps,
+    checkpoints=st.lists(steps, max_size=5).map(tuple),
 )
 texts_by_text = st.dictionaries(texts, texts, max_size=5)
 rank_events = st.one_of(

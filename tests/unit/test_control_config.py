@@ -14,7 +14,8 @@ from mindspeed_tft.control.config import ControlConfig, ControlRefused, ControlU
 
 
 def test_a_config_comes_back_from_json(tmp_path: Path) -> None:
-    cfg = config(tmp_path, 4, port=1234, tls_dir="/certs")
+    deadlines = replace(DEADLINES, reboot=7.5)
+    cfg = config(tmp_path, 4, port=1234, tls_dir="/certs", deadlines=deadlines, strategies=("dump", "recover"))
     assert ControlConfig.from_json(cfg.to_json()) == cfg
 
 

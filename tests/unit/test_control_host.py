@@ -16,7 +16,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from control_support import DEADLINES, HERE, Job, config, processes, until
+from control_support import DEADLINES, HERE, Job, Rank, config, processes, until
 
 from mindspeed_tft.control import framing, launch
 from mindspeed_tft.control import wire_pb2 as wire
@@ -274,6 +274,30 @@ def test_the_real_engine_saves_the_step(job: Job) -> None:
     assert "run it again" in str(incident["summary"])
     assert incident["engine"]["state"] == "closed"  # type: ignore[index]
     assert "Step 6 is saved" in job.text()
+
+
+def test_a_killed_rank_is_replaced_by_another_process(job: Job) -> None:
+    cfg = config(job.tmp, 3, engine=ControlConfig.engine, strategies=("dump", "recover"))
+    options = {"step": 7, "holds": ["tp0-pp0/dense/0"]}
+    ranks = job.start(cfg, **options)
+    for rank in ranks:
+        assert rank.wait("started")["ok"]
+    for life in range(2):  # the first newcomer dies as well, before it was ready
+        job.ranks[1].kill()
+        job.ranks[1].process.wait(10)
+        job.ranks[1] = Rank(job.tmp, cfg, 1, report_after=0.0 if life else 60.0, **options)
+        job.ranks[1].wait("stop")
+    assert [rank.process.wait(10) for rank in job.ranks.values()] == [0, 0, 0]
+    kinds = [str(line["kind"]) for line in job.ranks[1].lines("order")]
+    assert kinds == ["regroup", "repair", "rollback", "resume"]
+    assert job.ranks[1].lines("order")[2]["payload"]["newcomers"] == ["1"]  # type: ignore[index]
+    job.end()
+    (incident,) = job.incidents()
+    assert (incident["outcome"], incident["step"]) == ("rebooted", 6)
+    replaced = {"old_pid": ranks[1].process.pid, "new_pid": job.ranks[1].process.pid, "host": "here"}
+    assert incident["engine"]["replaced"] == {"1": replaced}  # type: ignore[index]
+    assert f"was replaced by pid {job.ranks[1].process.pid}. Training goes on after step 6" in job.text()
+    assert next(event for event in job.events() if event["what"] == "Closed")["outcome"] == "finished"
 
 
 @pytest.mark.full

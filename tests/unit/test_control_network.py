@@ -17,7 +17,7 @@ from pathlib import Path
 
 import grpc
 import pytest
-from control_support import DEADLINES, HERE, Job, config, until
+from control_support import DEADLINES, HERE, Job, config, processes, until
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -147,6 +147,25 @@ def test_a_whole_host_is_lost(job: Job) -> None:
     job.end()
     assert job.incidents()[0]["step"] == 6
     assert set(job.incidents()[0]["engine"]["silent"]) == {"2", "3"}  # type: ignore[index]
+
+
+def test_all_ranks_of_a_host_are_replaced(job: Job) -> None:
+    """Its relay ends with them, and the first newcomer starts another one."""
+    a, b = two_hosts(job.tmp, engine=ControlConfig.engine, strategies=("dump", "recover"))
+    options = {"step": 7, "holds": ["tp0-pp0/dense/0"]}
+    ranks = job.start(a, **options) + job.start(b, first=2, **options)
+    for rank in ranks:
+        assert rank.wait("started")["ok"]
+    for rank in ranks[2:]:
+        rank.kill()
+        rank.process.wait(10)
+    until(lambda: not processes(job.directories()[1], "host_main"), what="end of the relay")
+    job.start(b, first=2, **options)
+    assert [rank.process.wait(20) for rank in job.ranks.values()] == [0, 0, 0, 0], job.text()
+    job.end()
+    (incident,) = job.incidents()
+    assert incident["outcome"] == "rebooted"
+    assert set(incident["engine"]["replaced"]) == {"2", "3"}  # type: ignore[index,call-overload]
 
 
 def test_a_certificate_for_another_host_is_refused(job: Job) -> None:

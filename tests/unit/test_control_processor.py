@@ -253,6 +253,8 @@ def test_a_refusal_has_its_reason(relay: FakeRelay, caplog: pytest.LogCaptureFix
         for _ in range(2):
             sock, _ = relay.listener.accept()
             with sock:
+                sock.settimeout(5)
+                sock.recv(65536)  # a socket that is closed with the hello unread takes the refusal back
                 sock.sendall(framing.pack(wire.HostOrders(refused=wire.Refused(reason="rank 3 is taken"))))
 
     thread = threading.Thread(target=refuse)

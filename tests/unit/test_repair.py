@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from mindspeed_tft.engine.agreement import agree
 from mindspeed_tft.engine.machine import Engine, State
-from mindspeed_tft.engine.planning import NoPlan, RepairPlan, plan_repair
+from mindspeed_tft.engine.planning import NoPlan, RepairPlan, plan_repair, plan_unowned
 from mindspeed_tft.engine.repair import MAX_TRIES_AT_STEP
 from mindspeed_tft.engine.types import (
     Action,
@@ -140,6 +140,8 @@ def said(found: list[Order]) -> list[tuple[int, OrderKind, dict[str, Any]]]:
 
 
 def to_all(kind: OrderKind, world: int = 4, **payload: Any) -> list[tuple[int, OrderKind, dict[str, Any]]]:
+    if kind in (ROLLBACK, LOAD):
+        payload.setdefault("newcomers", [])
     return [(rank, kind, payload) for rank in range(world)]
 
 
@@ -643,3 +645,175 @@ def test_any_events_in_any_order_end_within_the_deadlines(drawn: list[tuple[Even
     epochs = [stop.epoch for stop in stops(job.actions)]
     assert epochs == sorted(epochs)
     json.dumps(job.engine.incident())
+
+
+# ------------------------------------------------------------------------------------------------ rewinds
+
+LOAD = OrderKind.LOAD
+
+
+def test_without_a_holder_all_ranks_load_the_newest_checkpoint_that_all_have() -> None:
+    job = Job()
+    job.feed(*(Heartbeat(0, rank, 7, "forward") for rank in range(4)))
+    job.fault(1, "memory", "a")
+    job.fault(3, "memory", "b")
+    job.report(1, 3, trusted=False, checkpoints=(2, 4, 6))
+    job.report(0, checkpoints=(2, 4))
+    found = orders(job.report(2, checkpoints=(2, 4, 6)))
+    assert said(found) == to_all(REGROUP, step=4, epoch=1)
+    found = orders(job.answer(*found))
+    moved = ["p0/unowned|0|1", "p0/unowned|2|3"]
+    assert said(found) == [(rank, REPAIR, {"step": 4, "epoch": 1, "transfers": moved}) for rank in range(4)]
+    found = orders(job.answer(*found))
+    assert said(found) == to_all(LOAD, step=4, epoch=1, spoiled=0)
+    assert (job.engine.state, job.engine.step) == (State.LOADING, 6)
+    found = orders(job.answer(*found))
+    assert said(found) == to_all(RESUME, step=4, epoch=1)
+    (done,) = [action for action in job.answer(*found) if isinstance(action, Recovered)]
+    assert (done.outcome, done.step, done.tries) == ("rewound", 4, 1)
+    for words in ("checkpoint of step 4", "no healthy holder of shard p0/1", "2 completed steps lost"):
+        assert words in done.summary
+    incident = job.engine.incident()
+    assert (incident["outcome"], incident["step"]) == ("rewound", 6)
+    assert "load" in job.engine.timings and not orders(job.actions, ROLLBACK)
+
+    job.fault(0, "link", "x")  # the steps that were lost are not lost again
+    job.report_all(step=5)
+    assert "0 completed steps lost" in job.resume().summary
+
+
+def spoil(
+    job: Job, rank: int = 1, kind: str = "precision", *, steps: tuple[int, ...] = (2, 4, 6), step: int = 7
+) -> None:
+    job.fault(rank, kind, "bad")
+    job.report_all(*([rank] if kind == "corrupted" else []), step=step, checkpoints=steps)
+
+
+@pytest.mark.parametrize("kind", ["corrupted", "precision"])
+def test_after_wrong_numbers_the_checkpoint_of_s_is_not_believed(kind: str) -> None:
+    job = Job()
+    spoil(job, kind=kind)
+    found = job.until(LOAD)
+    assert said(found) == to_all(LOAD, step=4, epoch=1, spoiled=1)
+    moved = orders(job.actions, REPAIR)
+    assert bool(moved) is (kind == "corrupted")
+    assert all(order.payload["transfers"] == ["p0/unowned|0|1"] for order in moved)
+    assert job.resume().outcome == "rewound"
+
+
+def test_who_is_behind_may_have_spread_wrong_numbers_with_the_update_before() -> None:
+    job = Job()
+    job.fault(1, "precision", "bad")
+    for rank in range(4):
+        job.report(rank, commit=E if rank == 1 else P, update=U if rank == 1 else D, checkpoints=(5, 6))
+    assert job.until(LOAD)[0].payload["step"] == 5  # S = 7, but rank 1 saw it after its update of 6
+
+
+def test_the_same_wrong_numbers_again_lead_to_older_checkpoints_and_then_to_the_end() -> None:
+    job = Job()
+    found = []
+    for _ in range(3):
+        spoil(job)
+        found.append(job.resume().step)
+        job.feed(Heartbeat(0, 0, found[-1] + 1, "forward"))  # computed again: the tries still count
+    assert found == [4, 2, 2]
+    spoil(job)
+    (order, *_) = orders(job.actions, EXIT)
+    assert "3 repairs after step 6 did not help" in str(order.payload["summary"])
+    assert not job.engine.incident()["attempts"]
+
+
+def test_beyond_the_step_the_newest_checkpoint_is_good_again() -> None:
+    job = Job()
+    for step in (7, 9, 11):
+        spoil(job, steps=(2, 4, 6, 8), step=step)
+        assert job.resume().step == {7: 4, 9: 6, 11: 8}[step]
+        job.feed(Heartbeat(0, 0, step + 1, "forward"))
+    assert not job.engine._repairs._used  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("steps", [(), (6,), (6, 7)])
+def test_without_a_good_checkpoint_nothing_is_saved_and_the_reason_is_told(steps: tuple[int, ...]) -> None:
+    job = Job()
+    spoil(job, steps=steps)
+    summary = str(orders(job.actions, EXIT)[0].payload["summary"])
+    assert "no checkpoint that could be loaded online is known good (of step 5 or before)" in summary
+    assert not orders(job.actions, REGROUP)
+
+
+def test_without_any_checkpoint_the_dump_says_what_is_missing() -> None:
+    job = Job()
+    job.fault(1)
+    job.fault(3)
+    job.report_all(1, 3)
+    summary = str(orders(job.actions, EXIT)[0].payload["summary"])
+    assert "and no checkpoint that could be loaded online" in summary and "no holder left of shard p0/1" in summary
+
+
+def test_a_part_without_an_undamaged_rank_is_named() -> None:
+    job = Job(world=2)
+    job.fault(0, "corrupted", "a")
+    job.fault(1, "memory", "b")
+    job.report(0, 1, trusted=False, checkpoints=(1,))
+    assert not orders(job.actions, LOAD)
+    infos = {info.rank: info for info in holders_of("x", "y")}
+    found = plan_unowned(infos, [0, 1], ())
+    assert isinstance(found, NoPlan) and "no rank of part p is left" in found.reason
+
+
+@pytest.mark.parametrize("kind", ["memory", "precision"])
+def test_a_load_that_is_broken_off_can_only_be_followed_by_a_load(kind: str) -> None:
+    """Nobody can tell S any more, and everybody distrusts itself: that says nothing of what no checkpoint holds."""
+    job = Job()
+    job.fault(1, kind, "a")
+    job.fault(3, kind, "b")
+    damaged = (1, 3) if kind == "memory" else ()
+    job.report_all(*damaged, checkpoints=(2, 5))
+    job.answer(job.until(LOAD)[2], ok=False, message="input/output error")
+    assert job.epoch == 2
+    job.report(0, step=5, commit=P, update=D, checkpoints=(2, 5))  # it came to the end
+    job.report(1, 2, 3, trusted=False, checkpoints=(2, 5))
+    found = job.until(LOAD)
+    assert said(found) == to_all(LOAD, step=5, epoch=2, spoiled=int(kind == "precision"))
+    assert job.engine.step == 6
+    targets = {str(move).split("|")[-1] for order in orders(job.actions, REPAIR) for move in order.payload["transfers"]}
+    assert targets == {str(rank) for rank in damaged}
+    job.answer(found[0], ok=False, message="input/output error")
+    job.report_all(0, 1, 2, 3, checkpoints=(2, 5))  # no trusted rank is left
+    done = job.resume()
+    assert (done.outcome, done.step, done.tries) == ("rewound", 5, 3)
+    assert "1 completed step lost" in done.summary
+
+
+def test_wrong_numbers_while_the_checkpoint_of_s_is_loaded() -> None:
+    job = Job()
+    job.fault(1)
+    job.fault(3)
+    job.report_all(1, 3, checkpoints=(3, 6))
+    assert job.until(LOAD)[0].payload["step"] == 6
+    job.fault(0, "precision", "bad")
+    job.report_all(0, 1, 2, 3, checkpoints=(3, 6))
+    assert job.until(LOAD)[0].payload == {"step": 3, "epoch": 2, "spoiled": 1, "newcomers": []}
+
+
+def test_a_loss_in_a_rewind_ends_it() -> None:
+    job = Job()
+    spoil(job)
+    job.until(LOAD)
+    job.feed(RankLost(0, 2, "killed"))
+    job.report(0, 1, 3, trusted=False)
+    summary = str(orders(job.actions, EXIT)[0].payload["summary"])
+    assert "rank 2 was lost" in summary and "may be wrong" in summary
+    assert not orders(job.actions, OrderKind.WRITE_PART)
+
+
+def test_steps_of_ranks_that_train_on_already_are_not_lost() -> None:
+    job = Job()
+    job.feed(Heartbeat(0, 0, 7, "forward"))
+    job.fault(2, "link", "x")
+    job.report_all()
+    found = job.until(RESUME)
+    job.answer(*found[1:])
+    job.feed(Heartbeat(0, 1, 9, "forward"))  # the answer of rank 0 is late
+    (done,) = [action for action in job.answer(found[0]) if isinstance(action, Recovered)]
+    assert "0 completed steps lost" in done.summary

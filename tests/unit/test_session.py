@@ -8,12 +8,13 @@ from typing import Any
 
 import pytest
 
+from mindspeed_tft.engine.incident import EXIT_UNDECIDED
 from mindspeed_tft.engine.types import Commit, Deadlines, Order, OrderKind, RankInfo, RankReport, Update
 from mindspeed_tft.groups import CommunicationAborted
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery import session as session_module
 from mindspeed_tft.recovery.record import SmallState, StepRecord
-from mindspeed_tft.recovery.session import EXIT_UNDECIDED, Session, WrongNumbers
+from mindspeed_tft.recovery.session import Session, WrongNumbers
 
 DEADLINES = Deadlines(heartbeat=0.1, heartbeat_lost=0.2, stop=0.5, order=1, dump=1, exit=0.5)
 
