@@ -112,6 +112,7 @@ class Controller:
                 os.unlink(unix_path)
             with contextlib.suppress(OSError):  # not empty: the relay is still there, and will do it
                 os.rmdir(os.path.dirname(unix_path))
+        self._recorder.flush()  # the writer ends with this process
         if self._broken is not None:
             raise self._broken
         await self._say_last_words(launcher)

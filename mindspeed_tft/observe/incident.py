@@ -130,6 +130,17 @@ class Recorder:
         path, _ = self._write(recovered.outcome, recovered.step, recovered.summary, at, engine)
         return path
 
+    def flush(self, timeout: float = 5.0) -> bool:
+        """Waits until all that was recorded so far is on disk; False when it is not in time, which is said."""
+        done: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self._pen.submit(lambda: done.put(None))
+        try:
+            done.get(timeout=timeout)
+        except queue.Empty:
+            self._pen.complain(f"not all was written within {timeout:.0f} s")
+            return False
+        return True
+
     def _write(
         self, outcome: str, step: int, summary: str, at: float, engine: dict[str, object]
     ) -> tuple[Path, queue.SimpleQueue[Path]]:

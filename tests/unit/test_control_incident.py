@@ -73,3 +73,11 @@ def test_a_directory_that_cannot_be_written_is_said_once(tmp_path: Path, caplog:
 def test_stages_that_come_again_add_up() -> None:
     stages = [(1.0, "stop"), (2.0, "plan"), (2.5, "write"), (4.0, "plan"), (4.5, "write")]
     assert stage_seconds(stages, 1.0, 5.0) == {"stop": 1.0, "plan": 1.0, "write": 2.0, "total": 4.0}
+
+
+def test_an_incident_is_on_disk_before_its_recorder_ends(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, "run1")
+    feed(recorder)
+    path = recorder.recovered(t.Recovered("retried", 6, 1, "again", 1), 4.0, {})
+    assert recorder.flush()
+    assert json.loads(path.read_text())["outcome"] == "retried"
