@@ -21,6 +21,7 @@ from mindspeed_tft.registry import REGISTRY
 
 Arguments = tuple[Any, ...]
 OPTIMIZER = "megatron.core.optimizer.optimizer"
+_TOO_MUCH = 1 << 60  # bytes: more than an address space has, so that no memory is taken on the way to the error
 
 
 def _reach(phase: str) -> bool:
@@ -161,6 +162,12 @@ def _damage() -> str:
     return f"{count} bytes of {len(storages)} storages destroyed"
 
 
+def _exhaust() -> None:
+    """An honest out-of-memory error, in the words and of the type that this device's allocator has for it."""
+    device = runtime.platform().device_type
+    torch.empty(_TOO_MUCH, dtype=torch.uint8, device=device)
+
+
 def _cut() -> str:
     table = torch_distributed.table()
     if not len(table):
@@ -175,4 +182,4 @@ def _platform() -> str:
 
 def declare() -> None:
     """Importing this module declares; calling this provides what the faults need."""
-    inject.register(inject.Hooks(_platform(), _damage, _cut))
+    inject.register(inject.Hooks(_platform(), _damage, _cut, _exhaust))

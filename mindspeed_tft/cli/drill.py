@@ -31,18 +31,19 @@ COLOURS = {"exact": "green", "inexact": "red", "degraded": "yellow", "lost": "re
 
 def command(
     context: typer.Context,
-    preset: Annotated[str, typer.Option(help="What is rehearsed: dump or retry.")] = "dump",
+    preset: Annotated[str, typer.Option(help="What is rehearsed: dump, retry or recover.")] = "dump",
     layout: Annotated[str, typer.Option(help="Parallel sizes, such as dp4, tp2dp2, pp2dp2, tp2pp2dp2.")] = "dp4",
     fault: Annotated[
         Optional[list[str]],  # noqa: UP045  typer reads this annotation on Python 3.10 as well
         typer.Option(
             metavar="KIND@RANK:STEP[:PHASE]",
             help="Repeatable; STEP is the step being computed, the first is 1; the same fault given n times comes n "
-            "times. KIND: kill term segv exc; with preset retry also uce (device memory destroyed) uce-low (none of it "
-            "in use) link (connections cut) nan (a gradient corrupted, silently). PHASE: data forward backward "
-            "grad-reduce clip commit update param-gather; with preset retry also save eval, and, in the repair of "
-            "another fault of that step, regroup repair rollback; none: chosen by the seed. Default "
-            "kill@1:7:backward, with preset retry uce@1:7:backward.",
+            "times. KIND: kill segv exc oom, without preset recover also term; with presets retry and recover also uce "
+            "(device memory destroyed) uce-low (none of it in use) link (connections cut); with preset retry also nan "
+            "(a gradient corrupted, silently). PHASE: data forward backward grad-reduce clip commit update "
+            "param-gather; without preset dump also save eval, and, in the repair of another fault of that step, "
+            "regroup repair rollback; none: chosen by the seed. Default kill@1:7:backward, with preset retry "
+            "uce@1:7:backward.",
         ),
     ] = None,
     steps: Annotated[int, typer.Option(help="Steps of the whole training.")] = 12,
@@ -50,7 +51,7 @@ def command(
     replicas: Annotated[
         int,
         typer.Option(
-            help="Copies of each shard of the optimizer; with preset retry also 1: then a lost shard comes from the "
+            help="Copies of each shard of the optimizer; without preset dump also 1: then a lost shard comes from the "
             "last periodic checkpoint, and steps since then are computed again."
         ),
     ] = 2,
@@ -76,7 +77,20 @@ def command(
         Optional[Path],  # noqa: UP045
         typer.Option(metavar="DIR", help="Keep logs and checkpoints there, and the unbroken runs for later drills."),
     ] = None,
-    launcher: Annotated[str, typer.Option(help="Of the broken job: torchrun or tftrun.")] = "torchrun",
+    launcher: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="Of the broken job: torchrun, tftrun, or torchrun-logs-specs, which is torchrun --logs-specs "
+            "mindspeed_tft. Default torchrun, with preset recover tftrun."
+        ),
+    ] = None,
+    warm_standby: Annotated[
+        bool,
+        typer.Option(
+            "--warm-standby/--no-warm-standby",
+            help="With preset recover: keep a process ready that has imported everything (TFT_WARM_STANDBY).",
+        ),
+    ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds that each job may take.")] = 240.0,
 ) -> None:
     """Break a small real Megatron job on purpose, let the plugin recover, and compare every byte with an unbroken run.
@@ -98,6 +112,7 @@ def command(
             timeout=timeout,
             extra=context.args,
             save_interval=save_interval,
+            warm_standby=warm_standby,
         )
         check_files(json_file, keep)
     except SpecError as error:
@@ -122,10 +137,11 @@ def make_plan(
     seed: int = 1234,
     megatron: Path | None = None,
     compare: bool = True,
-    launcher: str = "torchrun",
+    launcher: str | None = None,
     timeout: float = 240.0,
     extra: list[str] | None = None,
     save_interval: int | None = None,
+    warm_standby: bool = False,
 ) -> Plan:
     """Read and check all arguments of a drill.
 
@@ -135,8 +151,7 @@ def make_plan(
     sizes = spec.parse_layout(layout)
     wanted = tuple(spec.parse_fault(text) for text in faults or [spec.DEFAULT_FAULT.get(preset, "kill@1:7:backward")])
     spec.check_drill(preset, sizes, wanted, steps, replicas, dtype, save_interval)
-    if launcher not in jobs.LAUNCHERS:
-        raise SpecError(f"--launcher {launcher!r}: unknown; known: {' '.join(jobs.LAUNCHERS)}")
+    launcher = check_launcher(preset, launcher, warm_standby)
     if timeout <= 0:
         raise SpecError(f"--timeout {timeout:g}: expected a positive number of seconds")
     if extra and not extra[0].startswith("-"):
@@ -156,7 +171,28 @@ def make_plan(
         timeout=timeout,
         extra=tuple(extra or ()),
         save_interval=save_interval,
+        warm_standby=warm_standby,
     )
+
+
+def check_launcher(preset: str, launcher: str | None, warm_standby: bool) -> str:
+    """The launcher of the broken job: the one that was asked for, or that of the preset.
+
+    Raises:
+        SpecError: it is unknown, or cannot do what the preset needs.
+    """
+    if launcher is None:
+        launcher = jobs.default_launcher(preset)
+    if launcher not in jobs.LAUNCHERS:
+        raise SpecError(f"--launcher {launcher!r}: unknown; known: {' '.join(jobs.LAUNCHERS)}")
+    if preset == "recover" and launcher not in jobs.REBOOTING:
+        raise SpecError(
+            f"--launcher {launcher}: with preset recover a dead rank is started again alone, and a plain torchrun ends "
+            f"all ranks instead; use {' or '.join(jobs.REBOOTING)}"
+        )
+    if warm_standby and preset != "recover":
+        raise SpecError(f"--warm-standby: with preset {preset} no process is started again; use it with preset recover")
+    return launcher
 
 
 def check_files(json_file: Path | None, keep: Path | None) -> None:

@@ -22,6 +22,10 @@ def command(
     seed: Annotated[
         int, typer.Option(help="Of the faults: the same seed breaks the same ranks at the same places.")
     ] = 1,
+    preset: Annotated[
+        str,
+        typer.Option(help="retry, or recover: then half of the ranks also die now and then, and are not judged."),
+    ] = "retry",
     layout: Annotated[str, typer.Option(help="Parallel sizes, such as dp4, tp2dp2, pp2dp2.")] = "dp4",
     dtype: Annotated[str, typer.Option(help="fp32, bf16 or fp16.")] = "fp32",
     replicas: Annotated[int, typer.Option(help="Copies of each shard of the optimizer.")] = 2,
@@ -41,13 +45,13 @@ def command(
     """Break one Megatron job hundreds of times (damaged memory, cut links, also in the middle of a repair).
 
     It has to train to its end, where every byte is compared with an unbroken run, and no rank may use more memory,
-    threads, files or process groups than after the first few repairs.
+    threads, files or process groups than after the first few recoveries.
 
     Exit status: 0 exact and flat, 3 inexact, 4 something has grown or a weaker strategy was needed, 5 lost, 2 bad
     arguments.
     """
     try:
-        plan = soak.make_plan(layout, dtype, replicas, faults, seed, timeout)
+        plan = soak.make_plan(layout, dtype, replicas, faults, seed, timeout, preset)
         megatron_sources(plan.megatron)
         drill.check_files(json_file, keep)
     except SpecError as error:
@@ -88,7 +92,8 @@ def table_of(found: soak.Soaked) -> Table:
         "job": f"{report.plan.layout} {report.plan.dtype}, {report.plan.replicas} replicas, {report.plan.steps} steps",
         "seed": str(found.seed),
         "faults": f"{len(fired)} of {len(report.plan.faults)} fired: {kinds or 'none'}; {in_repair} in a repair",
-        "repairs": f"{len(found.recoveries)}, with {found.tries} tries",
+        "recoveries": f"{len(found.recoveries)}, with {found.tries} tries",
+        "processes restarted": " ".join(map(str, report.processes_restarted)) or "none",
         "seconds, fault to end of first step": ", ".join(f"{name} {s:.2f}" for name, s in found.seconds.items()),
         "compared": f"{compared['tensors']} tensors, {compared['bytes']} bytes, {compared['different']} different",
     }
@@ -97,6 +102,8 @@ def table_of(found: soak.Soaked) -> Table:
     for rank, seconds in sorted(found.winding_up.items()):
         levels = found.levels.get(rank)
         unknown = f"not judged: a recovery is still being wound up, for {seconds:.0f} s, or there were too few"
+        if rank in report.processes_restarted:
+            unknown = "not judged: it was started again"
         table.add_row(f"rank {rank}", _levels_text(levels) if levels is not None else unknown)
     return table
 

@@ -8,6 +8,9 @@ Environment:
   TFT_DRILL_SEED    chooses the phase of a fault that names none (default 0)
   TFT_DRILL_LOG     file to which a line is appended, on disk before the fault fires: the drill counts seconds from it,
                     and what is already in it does not fire again in a process that is started anew
+  TFT_DRILL_WAIT    1: all ranks wait for the launcher's warm standby at the begin of a step in which a process will end
+  TFT_DRILL_PACE    a rank begins a step in which its process will end so many seconds after it ended last, at least:
+                    launchers give up on a worker that dies again and again (default 0)
 
 A fault that is given several times fires as often: once at each try of its step, or at each try of the repair.
 """
@@ -24,12 +27,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from mindspeed_tft.agent import reboot
+from mindspeed_tft.agent.standby import READY_FILE
 from mindspeed_tft.faults.classify import MEMORY_ERROR, NO_LIVE_TENSOR
 from mindspeed_tft.faults.spec import GOES_ON, REPAIR_PHASES, FaultSpec, SpecError, parse_fault, parse_faults, without
 
 ENV_FAULTS = "TFT_DRILL_FAULTS"
 ENV_SEED = "TFT_DRILL_SEED"
 ENV_LOG = "TFT_DRILL_LOG"
+ENV_WAIT = "TFT_DRILL_WAIT"
+ENV_PACE = "TFT_DRILL_PACE"
+
+STANDBY_LIMIT = 60.0  # seconds until which a standby has to be ready
+_POLL = 0.05
 
 
 class DrillException(RuntimeError):
@@ -43,13 +53,14 @@ class Hooks:
     platform: str  # whose words a memory error is told in
     damage: Callable[[], str]  # destroy what this rank's device memory holds of the training state
     cut: Callable[[], str]  # shut this rank's connections to the others and tell nobody
+    exhaust: Callable[[], None]  # ask the allocator for more than it can have, which raises
 
 
 _hooks: Hooks | None = None
 
 
 def register(hooks: Hooks) -> None:
-    """Provide what the kinds `uce` and `link` need."""
+    """Provide what the kinds `uce`, `link` and `oom` need."""
     global _hooks
     _hooks = hooks
 
@@ -57,10 +68,28 @@ def register(hooks: Hooks) -> None:
 class Injector:
     """The faults of one rank that have not fired yet."""
 
-    def __init__(self, rank: int, faults: tuple[FaultSpec, ...], log: Path | None = None) -> None:
+    def __init__(
+        self,
+        rank: int,
+        faults: tuple[FaultSpec, ...],
+        log: Path | None = None,
+        standby: Path | None = None,
+        pace: float = 0.0,
+    ) -> None:
+        """
+        Args:
+            standby: the file whose existence says that a warm standby is ready; None: nobody waits for one.
+            pace: seconds between two faults that end this rank's process.
+        """
         self.rank = rank
-        self._log = log
-        self._waiting = list(without((fault for fault in faults if fault.rank == rank), _fired_before(log)))
+        self._log, self._standby = log, standby
+        before = _fired_before(log)
+        left = without(faults, (fault for fault, _ in before))
+        self._waiting = [fault for fault in left if fault.rank == rank]
+        deaths = [fault for fault in left if fault.ends_process and fault.phase not in REPAIR_PHASES]
+        self._deaths = {fault.step: {other.rank for other in deaths if other.step == fault.step} for fault in deaths}
+        died = max((wall for fault, wall in before if fault.ends_process and fault.rank == rank), default=0.0)
+        self._may_die = died + pace  # wall clock
         self._fired: set[FaultSpec] = set()  # in this try of the step
         self._furthest = 0  # the last step that this rank began
         # Megatron's hooks run on the main thread and on autograd's; one fault must not fire on both.
@@ -68,6 +97,7 @@ class Injector:
 
     def begin(self, step: int) -> None:
         """A try of `step` begins: what is given several times may fire once more."""
+        self._hold(self._deaths.pop(step, set()))
         with self._lock:
             self._fired.clear()
             self._furthest = max(self._furthest, step)
@@ -113,6 +143,14 @@ class Injector:
             return [fault for fault in waiting if fault.step <= max(step, self._furthest)]
         return [fault for fault in waiting if fault.step == step]
 
+    def _hold(self, doomed: set[int]) -> None:
+        """Wait until these ranks may die. Only at the begin of a step: a rank that waits cannot obey a stop, and where
+        all wait nobody is stopped."""
+        if self.rank in doomed:
+            time.sleep(max(0.0, self._may_die - time.time()))
+        if doomed and self._standby is not None:
+            _wait_for(self._standby)
+
     def _announce(self, fault: FaultSpec) -> None:
         record = {
             "fault": str(fault),
@@ -144,7 +182,8 @@ def from_environment(environ: Mapping[str, str]) -> Injector | None:
     rank = _integer(environ, "RANK", "0")
     log = environ.get(ENV_LOG)
     faults = tuple(fault.settled(seed) for fault in parse_faults(text))
-    return Injector(rank, faults, Path(log) if log else None)
+    standby = Path(environ[reboot.ENV_DIRECTORY]) / READY_FILE if environ.get(ENV_WAIT) == "1" else None
+    return Injector(rank, faults, Path(log) if log else None, standby, float(_integer(environ, ENV_PACE, "0")))
 
 
 def fire(fault: FaultSpec) -> None:
@@ -158,6 +197,9 @@ def fire(fault: FaultSpec) -> None:
         ctypes.string_at(0)
     elif fault.kind == "exc":
         raise DrillException(f"drill: {fault}")
+    elif fault.kind == "oom":
+        _needed(fault).exhaust()
+        raise SpecError(f"fault {fault}: the allocator gave what no machine has")
     elif fault.kind == "uce":
         hooks = _needed(fault)
         _say(fault, hooks.damage())
@@ -172,6 +214,19 @@ def fire(fault: FaultSpec) -> None:
         _say(fault, "the gradient that passes here becomes NaN")
     else:
         raise SpecError(f"fault {fault}: kind {fault.kind!r} cannot be injected yet")
+
+
+def _wait_for(standby: Path) -> None:
+    """A drill with a warm standby rehearses nothing without one.
+
+    Raises:
+        SpecError: there is none in time.
+    """
+    deadline = time.monotonic() + STANDBY_LIMIT
+    while not standby.exists():
+        if time.monotonic() > deadline:
+            raise SpecError(f"{ENV_WAIT}=1: the launcher has no warm standby after {STANDBY_LIMIT:g} s; see its output")
+        time.sleep(_POLL)
 
 
 def _needed(fault: FaultSpec) -> Hooks:
@@ -215,11 +270,13 @@ def _append_line(path: Path, line: str) -> None:
         os.close(descriptor)
 
 
-def _fired_before(log: Path | None) -> list[FaultSpec]:
-    """A rank that was started again must not break a second time at the same place."""
+def _fired_before(log: Path | None) -> list[tuple[FaultSpec, float]]:
+    """Faults of all ranks, with the wall clock: a rank that was started again must not break a second time at the same
+    place."""
     if log is None or not log.exists():
         return []
-    return [parse_fault(str(json.loads(line)["fault"])) for line in log.read_text().splitlines() if line.strip()]
+    records = [json.loads(line) for line in log.read_text().splitlines() if line.strip()]
+    return [(parse_fault(str(record["fault"])), float(record["wall"])) for record in records]
 
 
 def _integer(environ: Mapping[str, str], name: str, default: str) -> int:

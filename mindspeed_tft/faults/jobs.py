@@ -113,13 +113,28 @@ def tftrun(world_size: int, module: str, arguments: Sequence[str]) -> tuple[str,
     return _launcher("mindspeed_tft.agent.tftrun", world_size, module, arguments)
 
 
-LAUNCHERS: Mapping[str, Callable[[int, str, Sequence[str]], tuple[str, ...]]] = {"torchrun": torchrun, "tftrun": tftrun}
+def torchrun_logs_specs(world_size: int, module: str, arguments: Sequence[str]) -> tuple[str, ...]:
+    """A job under the plain launcher, which learns from a plugin of its own kind what ours can do."""
+    return _launcher("torch.distributed.run", world_size, module, arguments, "--logs-specs", "mindspeed_tft")
 
 
-def _launcher(launcher: str, world_size: int, module: str, arguments: Sequence[str]) -> tuple[str, ...]:
+LAUNCHERS: Mapping[str, Callable[[int, str, Sequence[str]], tuple[str, ...]]] = {
+    "torchrun": torchrun,
+    "tftrun": tftrun,
+    "torchrun-logs-specs": torchrun_logs_specs,
+}
+REBOOTING = ("tftrun", "torchrun-logs-specs")  # they start a dead worker again alone
+
+
+def default_launcher(preset: str) -> str:
+    """The launcher of the broken job, where nobody names one."""
+    return REBOOTING[0] if preset == "recover" else "torchrun"
+
+
+def _launcher(launcher: str, world_size: int, module: str, arguments: Sequence[str], *more: str) -> tuple[str, ...]:
     size = ("--nnodes", "1", "--nproc-per-node", str(world_size), "--max-restarts", "0")
     one_host = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
-    return (sys.executable, "-m", launcher, *size, *one_host, "-m", module, *arguments)
+    return (sys.executable, "-m", launcher, *size, *one_host, *more, "-m", module, *arguments)
 
 
 class _Steps:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from mindspeed_tft.agent import policy, spare, standby
 from mindspeed_tft.faults import gpt_job, inject, jobs, spec, verdict
 from mindspeed_tft.faults.references import ReferenceCache, environment_facts, sources_digest
 from mindspeed_tft.faults.spec import FaultSpec, Layout, SpecError, format_faults
@@ -51,6 +52,8 @@ class Plan:
     megatron: Path | None = None
     compare: bool = True
     launcher: str = "torchrun"
+    warm_standby: bool = False  # the launcher of the broken job keeps a process ready for the rank that dies
+    pace: int = 0  # seconds between two faults that end the process of the same rank, at least
     timeout: float = 240.0  # seconds for each job
     extra: tuple[str, ...] = ()
     save_interval: int | None = None  # of the broken job; None: as `save_interval` finds it
@@ -116,6 +119,7 @@ class Report:
             "steps": self.plan.steps,
             "seed": self.plan.seed,
             "launcher": self.plan.launcher,
+            "warm_standby": self.plan.warm_standby,
             "faults": [str(fault) for fault in self.plan.faults],
             "faults_fired": [str(fault) for fault in self.evidence.fired],
             "completed_before": self.evidence.completed,
@@ -205,6 +209,11 @@ def _evaluation(plan: Plan) -> dict[str, int]:
     return {"--eval-interval": math.gcd(*steps), "--eval-iters": 2} if steps else _NEVER
 
 
+_ONLINE: Mapping[str, tuple[str, ...]] = {
+    "dump": (),
+    "retry": ("--enable-hbmfault-repair",),
+    "recover": ("--enable-hbmfault-repair", "--enable-worker-reboot"),
+}
 # torch's record of the last 2000 collectives takes megabytes until it is full, which would look like a leak.
 _LEVELS = {gpt_job.ENV_LEVELS: "1", "TORCH_FR_BUFFER_SIZE": "0"}
 _NEVER = {"--eval-interval": 1000, "--eval-iters": 0}
@@ -243,14 +252,22 @@ def stock_flags(plan: Plan) -> tuple[str, ...]:
 
 
 def plugin_flags(plan: Plan) -> tuple[str, ...]:
-    online = {"dump": (), "retry": ("--enable-hbmfault-repair",)}[plan.preset]
-    return (*training_flags(plan), "--enable-high-availability", *_replica_flags(plan.replicas), *online)
+    replicas = _replica_flags(plan.replicas)
+    return (*training_flags(plan), "--enable-high-availability", *replicas, *_ONLINE[plan.preset])
 
 
 def _replica_flags(replicas: int) -> tuple[str, ...]:
     if replicas == 1:
         return ("--distributed-optimizer-no-replica",)
     return ("--optimizer-replica-num", str(replicas))
+
+
+def _standby(plan: Plan) -> dict[str, str]:
+    """The standby imports what the job's program does, which is the default list. The job is so short that a fault has
+    to wait until the standby is ready."""
+    if not plan.warm_standby:
+        return {spare.ENV_STANDBY: "0"}
+    return {spare.ENV_STANDBY: "1", standby.ENV_IMPORTS: standby.DEFAULT_IMPORTS, inject.ENV_WAIT: "1"}
 
 
 def save_interval(plan: Plan) -> int:
@@ -307,6 +324,8 @@ class Rehearsal:
             inject.ENV_LOG: str(self.fault_log),
             gpt_job.ENV_STEPS: str(self.broken_steps),
             **(_LEVELS if plan.levels else {}),
+            **_standby(plan),
+            **({inject.ENV_PACE: str(plan.pace), policy.ENV_LIMIT: str(len(plan.faults))} if plan.pace else {}),
         }
         flags = (*plugin_flags(plan), "--save", str(self.dump), "--save-interval", str(save_interval(plan)))
         ended = self._run("broken", gpt_job.WITH_PLUGIN, flags, env, plan.launcher)
@@ -518,13 +537,20 @@ def read_incidents(save: Path) -> list[tuple[Path, dict[str, Any]]]:
 
 
 # By the outcome of an incident.
-_STRATEGIES = {"retried": "retry", "rewound": verdict.REWIND, "dumped": "dump", "exists": "dump"}
+_STRATEGIES = {
+    "retried": "retry",
+    "rebooted": "recover",
+    "rewound": verdict.REWIND,
+    "dumped": "dump",
+    "exists": "dump",
+}
 
 
 def recovery_of(incident: Mapping[str, Any]) -> Recovery:
     """What an incident report says about the way out."""
     strategy, step = _STRATEGIES.get(incident["outcome"], "none"), int(incident["step"])
-    furthest = int(incident["engine"]["furthest_step"]) if strategy == verdict.REWIND else step
+    # Newcomers may join in a rewind, too; in all other recoveries S is the furthest step that was completed.
+    furthest = int(incident["engine"]["furthest_step"]) if strategy in ("recover", verdict.REWIND) else step
     return Recovery(strategy, step, tuple(range(step + 1, furthest + 1)))
 
 
@@ -532,25 +558,25 @@ def stage_seconds(
     fault: float | None,
     incident: Mapping[str, Any] | None,
     first: tuple[int, float, float] | None,
-    rebooted: bool = True,
+    relaunched: bool = True,
 ) -> dict[str, float | None]:
     """Seconds of each stage, from the fault to the end of the first step after it; None: not known, or no such stage.
 
-    With preset `dump` a new job is started by hand, here at once: `reboot` is from the end of the incident to the
-    begin of its first step. Where the job goes on there is no `reboot`, and no `dump`.
+    Where a new job is started (`relaunched`), by hand and here at once, `reboot` is from the end of the incident to the
+    begin of its first step. Where the job goes on there is no `dump`, and `reboot` is the wait for newcomers, if any.
     """
     found: dict[str, float | None] = dict.fromkeys(STAGES)
     if incident is not None:
         spent = incident["seconds"]
-        found.update({name: spent[name] for name in STAGES if name in spent and name not in ("reboot", "total")})
-        if rebooted:
+        found.update({name: spent[name] for name in STAGES if name in spent and name != "total"})
+        if relaunched:
             found["dump"] = sum(spent.get(name, 0.0) for name in _DUMP_STAGES)
         if fault is not None:
             found["detect"] = incident["opened"] - fault
     if first is not None:
         _, begin, end = first
         found["first_step"] = end - begin
-        if incident is not None and rebooted:
+        if incident is not None and relaunched:
             found["reboot"] = begin - incident["closed"]
         if fault is not None:
             found["total"] = end - fault
@@ -642,7 +668,7 @@ def _report(run: Rehearsal, seen: Evidence, reference: Path | None) -> Report:
         verdict=word,
         reasons=reasons,
         evidence=seen,
-        seconds=stage_seconds(fault_wall, incident, first, rebooted=not seen.online),
+        seconds=stage_seconds(fault_wall, incident, first, relaunched=not seen.online),
         processes_restarted=tuple(sorted(restarted)),
         strategy=_strategy(seen),
         tries=tuple(entry for _, report in incidents for entry in _tries(report)),

@@ -1,8 +1,9 @@
-"""The soak: hundreds of seeded random faults in one job, each repaired online; nothing may add up.
+"""The soak: hundreds of seeded random faults in one job, each recovered from online; nothing may add up.
 
 What a single recovery leaves behind (a thread, a file, a group, some memory) no drill notices. Here the job is broken
 again and again, has to end byte for byte where the unbroken run ends, and its ranks must use at the end what they used
-after the first few recoveries. Jobs, comparison and verdict are those of a drill (`rehearsal`).
+after the first few recoveries. With preset `recover` some ranks also die, now and then; the others are judged. Jobs,
+comparison and verdict are those of a drill (`rehearsal`).
 """
 
 from __future__ import annotations
@@ -15,12 +16,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mindspeed_tft.faults import spec
+from mindspeed_tft.faults import jobs, spec
 from mindspeed_tft.faults.rehearsal import Listener, Plan, Report, StepLog, read_incidents, read_steps, rehearse
 from mindspeed_tft.faults.spec import REPAIR_PHASES, STEP_PHASES, FaultSpec, Layout, SpecError
 from mindspeed_tft.faults.verdict import Verdict
 
+PRESETS = ("retry", "recover")
 KINDS = ("uce", "uce-low", "link")
+DEATHS = ("kill", "segv", "exc")
+_DEATH_CHANCE = 1 / 6  # that somebody dies in an incident
+# A launcher gives up on a worker that dies for the fourth time within a minute.
+DEATH_PACE = 21
 MIN_FAULTS, MAX_FAULTS = 40, 5000
 # Two faults of one step both fire only where neither can complete the step: before its commit point.
 _BEFORE_COMMIT = STEP_PHASES[: STEP_PHASES.index("commit")]
@@ -43,36 +49,60 @@ MEMORY_PER_REPAIR = 384 * 1024
 _ALLOWED = {"heap": HEAP_PER_REPAIR, "memory": MEMORY_PER_REPAIR}
 
 
-def random_faults(layout: Layout, replicas: int, count: int, seed: int) -> tuple[FaultSpec, ...]:
+def random_faults(layout: Layout, replicas: int, count: int, seed: int, preset: str = "retry") -> tuple[FaultSpec, ...]:
     """`count` faults in the order of their steps; the same seed always gives the same. At no time are all holders of a
-    shard damaged."""
+    shard damaged or gone."""
     chance = random.Random(f"soak/{seed}")
+    mortal = mortals(layout, seed) if preset == "recover" else ()
+    deaths = 0
     found: list[FaultSpec] = []
     step = 0
     while len(found) < count:
         step += chance.choice(_GAPS)
         form = chance.choice(_FORMS) if count - len(found) > 1 else "alone"
-        found += _FORM[form](chance, layout, replicas, step)
+        first = _Fault(chance.choice(KINDS), chance.randrange(layout.world_size))
+        if mortal and chance.random() < _DEATH_CHANCE:
+            first = _Fault(chance.choice(DEATHS), mortal[deaths % len(mortal)])
+            deaths += 1
+            # It may have to wait for its time, and a rank that waits cannot obey: nobody else breaks before it.
+            form = "alone" if form == "at once" else form
+        found += _FORM[form](chance, layout, replicas, step, first)
     return tuple(found)
 
 
-def _alone(chance: random.Random, layout: Layout, _replicas: int, step: int) -> list[FaultSpec]:
-    rank = chance.randrange(layout.world_size)
-    return [FaultSpec(chance.choice(KINDS), rank, step, chance.choice(STEP_PHASES))]
+def mortals(layout: Layout, seed: int) -> tuple[int, ...]:
+    """The ranks that die in a soak with preset `recover`, in turn: half of them, so that the others can be judged."""
+    return tuple(random.Random(f"mortals/{seed}").sample(range(layout.world_size), max(1, layout.world_size // 2)))
 
 
-def _at_once(chance: random.Random, layout: Layout, replicas: int, step: int) -> list[FaultSpec]:
-    first = FaultSpec(chance.choice(KINDS), chance.randrange(layout.world_size), step, chance.choice(_BEFORE_COMMIT))
+@dataclass(frozen=True)
+class _Fault:
+    """Of which kind the first fault of an incident is, and on which rank."""
+
+    kind: str
+    rank: int
+
+    def at(self, step: int, phase: str) -> FaultSpec:
+        return FaultSpec(self.kind, self.rank, step, phase)
+
+
+def _alone(chance: random.Random, _layout: Layout, _replicas: int, step: int, first: _Fault) -> list[FaultSpec]:
+    return [first.at(step, chance.choice(STEP_PHASES))]
+
+
+def _at_once(chance: random.Random, layout: Layout, replicas: int, step: int, first: _Fault) -> list[FaultSpec]:
+    found = [first.at(step, chance.choice(_BEFORE_COMMIT))]
     others = _elsewhere(layout, replicas, first.rank)
-    if not others:
-        return [first]
-    return [first, FaultSpec(chance.choice(KINDS), chance.choice(others), step, chance.choice(_BEFORE_COMMIT))]
+    if others:
+        found.append(FaultSpec(chance.choice(KINDS), chance.choice(others), step, chance.choice(_BEFORE_COMMIT)))
+    return found
 
 
-def _in_repair(chance: random.Random, layout: Layout, replicas: int, step: int) -> list[FaultSpec]:
+def _in_repair(chance: random.Random, layout: Layout, replicas: int, step: int, first: _Fault) -> list[FaultSpec]:
     """The second fault falls into the repair of the first. In phase `repair` only those who move a shard are there."""
-    (cause,) = _alone(chance, layout, replicas, step)
-    phase = chance.choice([phase for phase in REPAIR_PHASES if phase != "repair" or cause.kind == "uce"])
+    cause = first.at(step, chance.choice(STEP_PHASES))
+    moves = cause.kind == "uce" or cause.ends_process
+    phase = chance.choice([phase for phase in REPAIR_PHASES if phase != "repair" or moves])
     others = [] if phase == "repair" else _elsewhere(layout, replicas, cause.rank)
     return [cause, FaultSpec(chance.choice(KINDS), chance.choice([cause.rank, *others]), step, phase)]
 
@@ -86,7 +116,15 @@ def _elsewhere(layout: Layout, replicas: int, rank: int) -> list[int]:
 _FORM = {"alone": _alone, "at once": _at_once, "in repair": _in_repair}
 
 
-def make_plan(layout: str, dtype: str, replicas: int, faults: int, seed: int, timeout: float | None = None) -> Plan:
+def make_plan(
+    layout: str,
+    dtype: str,
+    replicas: int,
+    faults: int,
+    seed: int,
+    timeout: float | None = None,
+    preset: str = "retry",
+) -> Plan:
     """Read and check the arguments of a soak.
 
     Raises:
@@ -94,11 +132,14 @@ def make_plan(layout: str, dtype: str, replicas: int, faults: int, seed: int, ti
     """
     if not MIN_FAULTS <= faults <= MAX_FAULTS:
         raise SpecError(f"--faults {faults}: expected {MIN_FAULTS} to {MAX_FAULTS}")
+    if preset not in PRESETS:
+        raise SpecError(f"--preset {preset!r}: a soak goes on after each fault, with preset {' or '.join(PRESETS)}")
     sizes = spec.parse_layout(layout)
-    spec.check_job("retry", sizes, replicas, dtype)
+    spec.check_job(preset, sizes, replicas, dtype)
     if replicas < 2:
         raise SpecError(f"--replicas {replicas}: a soak repairs from other holders, so it needs at least 2")
-    ordered = random_faults(sizes, replicas, faults, seed)
+    ordered = random_faults(sizes, replicas, faults, seed, preset)
+    deaths = sum(fault.ends_process for fault in ordered)
     steps = ordered[-1].step + 2
     return Plan(
         layout=sizes,
@@ -106,9 +147,11 @@ def make_plan(layout: str, dtype: str, replicas: int, faults: int, seed: int, ti
         steps=steps,
         dtype=dtype,
         replicas=replicas,
-        preset="retry",
+        preset=preset,
+        launcher=jobs.default_launcher(preset),
+        pace=DEATH_PACE if deaths else 0,
         # Ten times what it takes on two cores.
-        timeout=120.0 + 10.0 * faults + 2.0 * steps if timeout is None else timeout,
+        timeout=120.0 + 10.0 * faults + 2.0 * steps + 60.0 * deaths if timeout is None else timeout,
         extra=("--distributed-timeout-minutes", str(GROUP_TIMEOUT_MINUTES)),
         every_step=False,
         levels=True,
@@ -145,10 +188,13 @@ class Levels:
 
 
 def levels_of(log: StepLog, closed: Sequence[float]) -> dict[int, Levels]:
-    """By rank; `closed` are the ends of the recoveries (wall clock), in order. Without the ranks of which too little is
-    known, because there were too few recoveries or one of them is still being wound up."""
+    """By rank; `closed` are the ends of the recoveries (wall clock), in order. Without ranks that were started again,
+    and without those of which too little is known, because there were too few recoveries or one of them is still being
+    wound up."""
     found = {}
     for rank, records in log.steps.items():
+        if rank in log.restarted:
+            continue
         settled = [r for r in records if len(closed) >= SETTLED and r["end_wall"] > closed[SETTLED - 1]]
         calm = [record for record in settled if not record["winding"]]
         first, last = calm[:SAMPLE], calm[-SAMPLE:]
@@ -166,12 +212,13 @@ def winding_up(log: StepLog) -> dict[int, float]:
 
 
 def _longest(records: Sequence[Mapping[str, Any]]) -> float:
-    longest, since = 0.0, None
+    longest, since, pid = 0.0, None, 0
     for record in records:
         if not record["winding"]:
             since = None
             continue
-        since = record["end_wall"] if since is None else since
+        since = record["end_wall"] if since is None or record["pid"] != pid else since
+        pid = record["pid"]
         longest = max(longest, record["end_wall"] - since)
     return longest
 
@@ -265,7 +312,7 @@ def soak(plan: Plan, seed: int, work: Path, cache: Path, listener: Listener) -> 
     report = rehearse(plan, work, cache, listener)
     incidents = [incident for _, incident in read_incidents(work / "dump")]
     log = read_steps(work / "broken-steps")
-    recovered = [incident for incident in incidents if incident["outcome"] == "retried"]
+    recovered = [incident for incident in incidents if incident["outcome"] in ("retried", "rebooted")]
     levels = levels_of(log, [float(incident["closed"]) for incident in recovered])
     stuck = winding_up(log)
     word, reasons = judge(report, incidents, levels, stuck)

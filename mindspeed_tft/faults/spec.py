@@ -31,6 +31,9 @@ KINDS: dict[str, str] = {
 
 # After these a rank goes on in what it was doing; the others end it.
 GOES_ON: frozenset[str] = frozenset({"term", "link", "nan"})
+# After these the process cannot train on: it dies of them, or has to make room for another one.
+ENDS_PROCESS: frozenset[str] = frozenset({"kill", "segv", "exc", "oom"})
+_SIGNALS: frozenset[str] = frozenset({"kill", "segv"})  # no handler of ours runs
 
 # The moments of a step in the order in which a rank passes them; `save` and `eval` lie between steps.
 STEP_PHASES: tuple[str, ...] = (
@@ -54,14 +57,19 @@ DTYPES: tuple[str, ...] = ("fp32", "bf16", "fp16")
 # What can be rehearsed today; a later feature adds its line here.
 # With `retry` the kinds of `dump` show what happens to a fault that cannot be repaired online.
 AVAILABLE_KINDS: dict[str, tuple[str, ...]] = {
-    "dump": ("kill", "term", "segv", "exc"),
-    "retry": ("uce", "uce-low", "link", "nan", "kill", "term", "segv", "exc"),
+    "dump": ("kill", "term", "segv", "exc", "oom"),
+    "retry": ("uce", "uce-low", "link", "nan", "kill", "term", "segv", "exc", "oom"),
+    "recover": ("kill", "segv", "exc", "oom", "uce", "uce-low", "link"),
 }
 REPAIRED_ONLINE: frozenset[str] = frozenset({"uce", "uce-low", "link"})
 KINDS_IN_REPAIR: tuple[str, ...] = ("uce", "uce-low", "link", "kill", "exc", "segv")
 NAN_PHASE = "backward"  # a gradient is corrupted where it flows
-AVAILABLE_PHASES: dict[str, tuple[str, ...]] = {"dump": STEP_PHASES, "retry": PHASES}
-DEFAULT_FAULT: dict[str, str] = {"dump": "kill@1:7:backward", "retry": "uce@1:7:backward"}
+AVAILABLE_PHASES: dict[str, tuple[str, ...]] = {"dump": STEP_PHASES, "retry": PHASES, "recover": PHASES}
+DEFAULT_FAULT: dict[str, str] = {
+    "dump": "kill@1:7:backward",
+    "retry": "uce@1:7:backward",
+    "recover": "kill@1:7:backward",
+}
 MIN_REWIND_STEP = 4  # a checkpoint, a whole step after it that is lost with it, the step before the fault, the fault
 MIN_STEPS = 3  # one before the fault, its own, one after it
 MAX_STEPS = 100  # the unbroken run keeps a checkpoint of every step
@@ -87,6 +95,12 @@ class FaultSpec:
     def __str__(self) -> str:
         tail = f":{self.phase}" if self.phase else ""
         return f"{self.kind}@{self.rank}:{self.step}{tail}"
+
+    @property
+    def ends_process(self) -> bool:
+        """Its rank goes on as another process, if at all. An exception that an order of a repair meets fails that order
+        alone, and the repair is tried again."""
+        return self.kind in (_SIGNALS if self.phase in REPAIR_PHASES else ENDS_PROCESS)
 
     def settled(self, seed: int) -> FaultSpec:
         """This fault with its phase chosen: the same seed always chooses the same one."""
@@ -214,7 +228,7 @@ def check_drill(
     for fault in faults:
         _check_fault(preset, layout, fault, steps)
         _check_nan(fault, dtype)
-        _check_in_repair(fault, faults)
+        _check_in_repair(preset, fault, faults)
     _check_checkpoints(faults, replicas, save_interval)
 
 
@@ -281,7 +295,12 @@ def _check_nan(fault: FaultSpec, dtype: str) -> None:
         )
 
 
-def _check_in_repair(fault: FaultSpec, faults: Sequence[FaultSpec]) -> None:
+def repaired(preset: str) -> frozenset[str]:
+    """The kinds after which training goes on in the same job."""
+    return {"retry": REPAIRED_ONLINE, "recover": REPAIRED_ONLINE | ENDS_PROCESS}.get(preset, frozenset())
+
+
+def _check_in_repair(preset: str, fault: FaultSpec, faults: Sequence[FaultSpec]) -> None:
     """A fault that falls into a repair needs another one, of the same step, that is repaired."""
     if fault.phase not in REPAIR_PHASES:
         return
@@ -293,17 +312,18 @@ def _check_in_repair(fault: FaultSpec, faults: Sequence[FaultSpec]) -> None:
     causes = [
         other
         for other in faults
-        if other.phase not in REPAIR_PHASES and other.kind in REPAIRED_ONLINE and other.step == fault.step
+        if other.phase not in REPAIR_PHASES and other.kind in repaired(preset) and other.step == fault.step
     ]
     if not causes:
         raise SpecError(
             f"--fault {fault}: phase {fault.phase!r} belongs to the repair of another fault of step {fault.step}, and "
             f"none that is repaired online is given; add for example --fault uce@{fault.rank}:{fault.step}:backward"
         )
-    if fault.phase == "repair" and all(cause.kind != "uce" for cause in causes):
+    destroys = sorted(repaired(preset) & {"uce", *ENDS_PROCESS})
+    if fault.phase == "repair" and all(cause.kind not in destroys for cause in causes):
         raise SpecError(
             f"--fault {fault}: nobody has a shard to move in that repair, so no rank gets to phase 'repair'; only kind "
-            f"'uce' of step {fault.step} destroys one"
+            f"{' or '.join(map(repr, destroys))} of step {fault.step} destroys one"
         )
 
 

@@ -49,6 +49,11 @@ class Recovery:
     step: int
     again: tuple[int, ...] = ()  # completed steps that it gives up, to be computed once more
 
+    @property
+    def rewound(self) -> bool:
+        """The state came from a checkpoint."""
+        return self.strategy == REWIND or bool(self.again)
+
 
 @dataclass(frozen=True)
 class Evidence:
@@ -82,6 +87,12 @@ class Evidence:
     def online(self) -> bool:
         """The broken job itself trained to its end."""
         return self.preset != "dump" and self.faulty_exit == 0
+
+    @property
+    def victims(self) -> tuple[int, ...]:
+        """Ranks that had to go on as another process."""
+        reboots = self.preset == "recover"
+        return tuple(sorted({fault.rank for fault in self.fired if reboots and fault.ends_process}))
 
 
 REWIND = "rewind"  # the strategy that goes on, in the same job, from the last periodic checkpoint
@@ -166,7 +177,7 @@ def _untold(seen: Evidence) -> tuple[str, ...]:
 
     A step past its commit is complete for them, also when no rank had ended it: at most one a rewind.
     """
-    told, rewound = len(_told_again(seen)), [r for r in seen.recoveries if r.strategy == REWIND]
+    told, rewound = len(_told_again(seen)), [recovery for recovery in seen.recoveries if recovery.rewound]
     if not rewound or seen.computed_again <= told <= seen.computed_again + len(rewound):
         return ()
     return (
@@ -182,18 +193,26 @@ def _told_again(seen: Evidence) -> set[int]:
 def _degraded_online(seen: Evidence) -> tuple[str, ...]:
     reasons = []
     strategies = [recovery.strategy for recovery in seen.recoveries]
-    promised = {seen.preset, REWIND} if seen.may_rewind else {seen.preset}
+    rewound = any(recovery.rewound for recovery in seen.recoveries)
+    best = "recover" if seen.victims else "retry"  # without a victim, preset `recover` has nothing better to offer
+    promised = {best, REWIND} if seen.may_rewind else {best}
     if not promised & set(strategies):
-        reasons.append(f"no incident report tells of a recovery by {seen.preset} (told: {_told(strategies)})")
-    if REWIND in strategies and not seen.may_rewind:
+        reasons.append(f"no incident report tells of a recovery by {best} (told: {_told(strategies)})")
+    if rewound and not seen.may_rewind:
         reasons.append(f"the state came from a checkpoint, not from replicas (told: {_told(strategies)})")
-    if seen.computed_again and not (seen.may_rewind and REWIND in strategies):
+    if seen.computed_again and not (seen.may_rewind and rewound):
         reasons.append(f"{seen.computed_again} completed steps had to be computed again")
-    if seen.restarted:
-        reasons.append(f"the processes of ranks {' '.join(map(str, seen.restarted))} were started again")
+    if needlessly := sorted({*seen.restarted} - {*seen.victims}):
+        reasons.append(f"the processes of ranks {_listed(needlessly)} were started again, though nothing ended them")
+    if missing := sorted({*seen.victims} - {*seen.restarted}):
+        reasons.append(f"no step tells of another process of ranks {_listed(missing)}, whose own one had to end")
     if seen.leftover:
         reasons.append(f"{len(seen.leftover)} processes outlived their job: {'; '.join(seen.leftover)}")
     return tuple(reasons)
+
+
+def _listed(ranks: Sequence[int]) -> str:
+    return " ".join(map(str, ranks))
 
 
 def _told(strategies: Sequence[str]) -> str:

@@ -170,7 +170,7 @@ class Session(Generic[HostT]):
         if not self.link.connected:
             log.error("rank %d: no controller, so no recovery: the job ends as it would without us", self.info.rank)
             raise exc
-        text = "".join(traceback.format_exception_only(type(exc), exc)).strip()
+        text = str(exc) if isinstance(exc, WrongNumbers) else "".join(traceback.format_exception_only(exc)).strip()
         kind = self._kind_of(exc, text)
         if outside and kind != "precision":
             kind = "exception"
@@ -223,6 +223,7 @@ class Session(Generic[HostT]):
     def _obey(self) -> None:
         # A repair may take what a dump may, and fail, and be followed by a dump.
         # Where newcomers are waited for, that comes before it, and all time begins anew after each further loss.
+        self.link.phase = "stopped"
         deadlines = self.deadlines
         once = deadlines.stop + deadlines.dump + deadlines.reboot
         limit = time.monotonic() + MAX_WAITS * once + deadlines.exit
@@ -294,6 +295,7 @@ class Session(Generic[HostT]):
         if kind is OrderKind.RESUME:
             self._resumed, self._fault = self._epoch, ""  # a stop that came since is not answered
             self.first_step, self._newcomer, self._given = True, False, None
+            self.link.step, self.link.phase = self.record.step, "between-steps"
             self.link.resumed()
             return {}
         raise ValueError(f"unknown order {kind}")

@@ -259,6 +259,19 @@ def test_after_a_corrupted_gradient_all_go_back_to_the_last_checkpoint(
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_the_verdict_of_megatrons_rerun_sends_all_back_to_the_last_checkpoint(
+    retry: Callable[..., Drilled], layout: str
+) -> None:
+    """Megatron computes the step again, finds another result, and would end the job."""
+    fault = "nan@1:7:backward"
+    found = retry("--layout", layout, "--fault", fault, "--", "--rerun-mode", "validate_results")
+    _assert_rewound(found, fault)
+    (incident,) = found.incidents
+    assert "Megatron's rerun would end the job with exit status 17" in incident["summary"]
+
+
+@pytest.mark.full
 def test_a_gradient_that_is_corrupted_again_goes_back_again(retry: Callable[..., Drilled]) -> None:
     faults = ["nan@2:7:backward"] * 2
     _assert_rewound(retry(*_arguments(*faults)), *faults, rewinds=2)

@@ -10,12 +10,13 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from mindspeed_tft.arguments import resolve
 from mindspeed_tft.cli import demo, drill
 from mindspeed_tft.cli.main import app
 from mindspeed_tft.cli.progress import LineListener
 from mindspeed_tft.faults import jobs, rehearsal, verdict
 from mindspeed_tft.faults.rehearsal import Plan, Report, StepLog, read_steps, saved_step, stage_seconds
-from mindspeed_tft.faults.spec import parse_fault, parse_faults, parse_layout
+from mindspeed_tft.faults.spec import AVAILABLE_KINDS, parse_fault, parse_faults, parse_layout
 from mindspeed_tft.faults.verdict import Compared, Evidence, Recovery, Verdict, judge
 
 KEYS = {
@@ -72,7 +73,10 @@ def _report(tmp_path: Path, **change: Any) -> Report:
         (["--replicas", "3"], "fitting: 2 4"),
         (["--dtype", "fp8"], "known: fp32 bf16 fp16"),
         (["--steps", "1"], "expected 3 to 100"),
-        (["--launcher", "mpirun"], "known: torchrun tftrun"),
+        (["--launcher", "mpirun"], "known: torchrun tftrun torchrun-logs-specs"),
+        (["--preset", "recover", "--launcher", "torchrun"], "a plain torchrun ends all ranks instead; use tftrun or"),
+        (["--preset", "recover", "--fault", "term@1:7"], "where there are kill segv exc oom"),
+        (["--preset", "retry", "--warm-standby"], "no process is started again; use it with preset recover"),
         (["--timeout", "0"], "positive"),
         (["--replicas", "1"], "held by nobody"),
         (["--preset", "retry", "--fault", "nan@1:7", "--dtype", "fp16"], "the loss scaler takes it for an overflow"),
@@ -90,11 +94,34 @@ def test_bad_arguments_end_at_once_with_status_2(arguments: list[str], named: st
 
 
 def test_the_fault_that_nobody_named_fits_the_preset() -> None:
-    for preset, fault in (("dump", "kill@1:7:backward"), ("retry", "uce@1:7:backward")):
+    expected = {"dump": "kill@1:7:backward", "retry": "uce@1:7:backward", "recover": "kill@1:7:backward"}
+    for preset, fault in expected.items():
         plan = drill.make_plan(preset=preset)
         assert (plan.preset, plan.faults) == (preset, (parse_fault(fault),))
-        assert ("--enable-hbmfault-repair" in rehearsal.plugin_flags(plan)) is (preset == "retry")
-        assert "--enable-hbmfault-repair" not in rehearsal.stock_flags(plan)
+        assert ("--enable-hbmfault-repair" in rehearsal.plugin_flags(plan)) is (preset != "dump")
+        assert ("--enable-worker-reboot" in rehearsal.plugin_flags(plan)) is (preset == "recover")
+        assert not {"--enable-hbmfault-repair", "--enable-worker-reboot"} & set(rehearsal.stock_flags(plan))
+
+
+@pytest.mark.parametrize("preset", AVAILABLE_KINDS)
+def test_a_preset_is_a_file_with_the_flags_of_its_drill(preset: str) -> None:
+    from_file, _ = resolve(["--tft-config", preset])
+    flags = rehearsal.plugin_flags(drill.make_plan(preset=preset))
+    ours = [*flags[flags.index("--enable-high-availability") :]]
+    assert resolve(ours)[0] == from_file
+
+
+def test_preset_recover_brings_its_launcher_and_says_whether_a_standby_is_wanted() -> None:
+    assert drill.make_plan(preset="retry").launcher == "torchrun"
+    cold, warm = (drill.make_plan(preset="recover", warm_standby=wanted) for wanted in (False, True))
+    assert (cold.launcher, warm.launcher) == ("tftrun", "tftrun")
+    assert drill.make_plan(preset="recover", launcher="torchrun-logs-specs").launcher == "torchrun-logs-specs"
+    assert rehearsal._standby(cold) == {"TFT_WARM_STANDBY": "0"}
+    assert rehearsal._standby(warm) == {
+        "TFT_WARM_STANDBY": "1",
+        "TFT_STANDBY_IMPORTS": "mindspeed_tft.adaptor,megatron.core,megatron.training",
+        "TFT_DRILL_WAIT": "1",
+    }
 
 
 @pytest.mark.parametrize(
@@ -262,11 +289,19 @@ def test_incidents_are_read_in_their_order_with_the_way_out(tmp_path: Path) -> N
     directory = tmp_path / rehearsal.INCIDENTS
     directory.mkdir()
     told = [("z", "retried", 6, 1.0), ("b", "dumped", 8, 3.0), ("c", "failed", -1, 2.0), ("a", "rewound", 4, 2.5)]
+    told += [("d", "rebooted", 6, 1.5), ("e", "rebooted", 3, 1.75)]
     for name, outcome, step, opened in told:
         content = {"outcome": outcome, "step": step, "opened": opened, "engine": {"furthest_step": 6}}
         (directory / f"incident-{name}.json").write_text(json.dumps(content))
     found = [rehearsal.recovery_of(incident) for _, incident in rehearsal.read_incidents(tmp_path)]
-    assert found == [Recovery("retry", 6), Recovery("none", -1), Recovery("rewind", 4, (5, 6)), Recovery("dump", 8)]
+    assert found == [
+        Recovery("retry", 6),
+        Recovery("recover", 6),
+        Recovery("recover", 3, (4, 5, 6)),
+        Recovery("none", -1),
+        Recovery("rewind", 4, (5, 6)),
+        Recovery("dump", 8),
+    ]
 
 
 def test_faults_that_fired_are_counted(tmp_path: Path) -> None:
@@ -279,9 +314,15 @@ def test_faults_that_fired_are_counted(tmp_path: Path) -> None:
     assert moments == (1.0, 2.0, 3.0)
 
 
+def test_where_one_rank_comes_back_the_wait_for_it_is_a_stage_of_the_incident() -> None:
+    incident = {"opened": 100.25, "closed": 107.0, "seconds": {"stop": 0.1, "reboot": 6.0, "repair": 0.2, "total": 6.5}}
+    found = stage_seconds(100.0, incident, (7, 107.0, 107.5), relaunched=False)
+    assert (found["detect"], found["reboot"], found["repair"], found["total"]) == (0.25, 6.0, 0.2, 7.5)
+
+
 def test_where_the_job_goes_on_nothing_is_rebooted_or_dumped() -> None:
     incident = {"opened": 100.25, "closed": 101.0, "seconds": {"stop": 0.1, "repair": 0.2, "rollback": 0.3}}
-    found = stage_seconds(100.0, incident, (7, 101.0, 101.5), rebooted=False)
+    found = stage_seconds(100.0, incident, (7, 101.0, 101.5), relaunched=False)
     assert (found["detect"], found["repair"], found["rollback"]) == (0.25, 0.2, 0.3)
     assert (found["first_step"], found["total"]) == (0.5, 1.5)
     assert (found["reboot"], found["dump"]) == (None, None)

@@ -108,6 +108,15 @@ def test_ranks_share_compiled_files_where_none_may_be_written_beside_sources(
     assert ended.tail() == f"False {tmp_path / 'compiled'}"
 
 
+def test_the_launchers_differ_in_nothing_but_who_starts_the_ranks() -> None:
+    made = {name: launcher(4, "some.module", ("--flag",)) for name, launcher in jobs.LAUNCHERS.items()}
+    plain = made["torchrun"]
+    assert plain[-3:] == ("-m", "some.module", "--flag")
+    assert [word for word in made["torchrun-logs-specs"] if word not in ("--logs-specs", "mindspeed_tft")] == [*plain]
+    assert [made["tftrun"][2], made["tftrun"][3:]] == ["mindspeed_tft.agent.tftrun", plain[3:]]
+    assert made.keys() - set(jobs.REBOOTING) == {"torchrun"}
+
+
 # -------------------------------------------------------------------------------------------- references
 
 

@@ -106,7 +106,7 @@ def test_a_proven_repair_is_exact() -> None:
         ({"recoveries": ()}, Verdict.DEGRADED, "told: none at all"),
         ({"recoveries": (Recovery("none", -1),)}, Verdict.DEGRADED, "told: none"),
         ({"computed_again": 1}, Verdict.DEGRADED, "1 completed steps"),
-        ({"restarted": (1, 2)}, Verdict.DEGRADED, "ranks 1 2 were started again"),
+        ({"restarted": (1, 2)}, Verdict.DEGRADED, "ranks 1 2 were started again, though nothing ended them"),
         ({"leftover": ("17 python",)}, Verdict.DEGRADED, "17 python"),
     ],
 )
@@ -177,6 +177,82 @@ def test_a_rewind_has_to_be_proved_as_well(change: dict[str, Any], word: Verdict
     found, reasons = judge(replace(REWOUND, replicas=1, **change))
     assert found is word
     assert any(reason in text for text in reasons), reasons
+
+
+REBORN = replace(
+    ONLINE,
+    preset="recover",
+    ordered=GOOD.fired,
+    fired=GOOD.fired,
+    recoveries=(Recovery("recover", 6),),
+    restarted=(1,),
+)
+
+
+def test_a_proven_reboot_is_exact() -> None:
+    assert judge(REBORN) == (Verdict.EXACT, ())
+    assert (steps_lost(REBORN), resumed_at(REBORN), REBORN.victims) == (0, 6, (1,))
+
+
+@pytest.mark.parametrize(
+    ("faults", "strategies", "restarted"),
+    [
+        (["segv@3:7:commit"], ["recover"], (3,)),
+        (["exc@0:7:save"], ["recover"], (0,)),
+        (["oom@2:7:eval"], ["recover"], (2,)),
+        (["kill@1:4:data", "kill@1:9:data"], ["recover", "recover"], (1,)),
+        (["kill@1:7:data", "kill@2:7:rollback"], ["recover"], (1, 2)),
+        (["uce@1:4:data", "kill@2:8:data"], ["retry", "recover"], (2,)),
+        (["uce@1:7:data", "segv@2:7:repair"], ["recover"], (2,)),
+        # An order that fails is tried again, and so is a step that no process died of.
+        (["kill@1:7:data", "exc@2:7:rollback"], ["recover"], (1,)),
+        (["link@1:7:data"], ["retry"], ()),
+    ],
+)
+def test_exactly_those_ranks_are_started_again_whose_process_ended(
+    faults: list[str], strategies: list[str], restarted: tuple[int, ...]
+) -> None:
+    given = tuple(parse_fault(text) for text in faults)
+    told = tuple(Recovery(strategy, 6) for strategy in strategies)
+    seen = replace(REBORN, ordered=given, fired=given, recoveries=told, restarted=restarted)
+    assert judge(seen) == (Verdict.EXACT, ())
+    for wrong in ((*restarted, 9), restarted[1:]):
+        if wrong != restarted:
+            assert judge(replace(seen, restarted=wrong))[0] is Verdict.DEGRADED
+
+
+@pytest.mark.parametrize(
+    ("change", "word", "reason"),
+    [
+        ({"restarted": (0, 1)}, Verdict.DEGRADED, "ranks 0 were started again, though nothing ended them"),
+        ({"restarted": ()}, Verdict.DEGRADED, "no step tells of another process of ranks 1"),
+        ({"recoveries": (Recovery("retry", 6),)}, Verdict.DEGRADED, "a recovery by recover (told: retry)"),
+        ({"computed_again": 1}, Verdict.DEGRADED, "1 completed steps"),
+        (
+            {"computed_again": 2, "recoveries": (Recovery("recover", 4, (5, 6)),)},
+            Verdict.DEGRADED,
+            "the state came from a checkpoint, not from replicas (told: recover)",
+        ),
+        ({"leftover": ("17 python",)}, Verdict.DEGRADED, "17 python"),
+        ({"comparisons": (Compared("end", 37, 1000, 2, "x: 1"),)}, Verdict.INEXACT, "x: 1"),
+        ({"saved": 6}, Verdict.LOST, "not step 12"),
+    ],
+)
+def test_whatever_a_reboot_lacks_is_named(change: dict[str, Any], word: Verdict, reason: str) -> None:
+    found, reasons = judge(replace(REBORN, **change))
+    assert found is word
+    assert any(reason in text for text in reasons), reasons
+
+
+def test_without_replicas_a_reboot_may_go_back_to_a_checkpoint() -> None:
+    seen = replace(REBORN, replicas=1, recoveries=(Recovery("recover", 4, (5, 6)),), computed_again=2)
+    assert judge(seen) == (Verdict.EXACT, ())
+    assert steps_lost(seen) == 2
+    assert judge(replace(seen, computed_again=3))[0] is Verdict.INEXACT
+
+
+def test_a_death_that_preset_retry_cannot_repair_is_no_reason_to_start_anybody_again() -> None:
+    assert replace(REBORN, preset="retry").victims == ()
 
 
 def test_with_replicas_a_rewind_is_a_weaker_strategy() -> None:

@@ -94,8 +94,12 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return f"{what} done"
 
     monkeypatch.setattr(inject, "_hooks", None)
-    inject.register(inject.Hooks("npu", lambda: ask("damage"), lambda: ask("cut")))
+    inject.register(inject.Hooks("npu", lambda: ask("damage"), lambda: ask("cut"), exhaust))
     return asked
+
+
+def exhaust() -> None:
+    raise MemoryError("1 EiB")
 
 
 def _reach(fault: str) -> None:
@@ -127,7 +131,26 @@ def test_a_broken_link_is_cut_and_nothing_is_raised(done: list[str]) -> None:
     assert done == ["cut"]
 
 
-@pytest.mark.parametrize("kind", ["uce", "uce-low", "link"])
+def test_an_allocator_that_is_asked_for_too_much_raises_its_own_error(
+    done: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(MemoryError, match="1 EiB"):
+        _reach("oom@1:3:forward")
+    monkeypatch.setattr(inject, "_hooks", inject.Hooks("npu", lambda: "", lambda: "", lambda: None))
+    with pytest.raises(SpecError, match="gave what no machine has"):
+        _reach("oom@1:3:forward")
+
+
+def test_no_memory_is_taken_on_the_way_to_that_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mindspeed_tft.patches import megatron_drill
+
+    monkeypatch.setattr(megatron_drill.runtime, "platform", lambda: SimpleNamespace(device_type="cpu"))
+    with pytest.raises(RuntimeError, match="can't allocate memory") as raised:
+        megatron_drill._exhaust()
+    assert classify.classify(str(raised.value), "cpu").kind == "exception"
+
+
+@pytest.mark.parametrize("kind", ["uce", "uce-low", "link", "oom"])
 def test_without_hooks_it_is_an_error_to_ask_for_them(monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
     monkeypatch.setattr(inject, "_hooks", None)
     with pytest.raises(SpecError, match="nothing here says how"):
@@ -217,6 +240,99 @@ def test_a_corrupted_gradient_is_silent_and_left_to_the_caller(capsys: pytest.Ca
     injector.begin(3)
     assert injector.reach("backward", 3) is True
     assert "drill: nan@1:3:backward: the gradient that passes here becomes NaN" in capsys.readouterr().out
+
+
+def _lives(log: Path, faults: str, passes: list[tuple[str, int]]) -> list[list[str]]:
+    """The faults that fire in each life of rank 1, one life after the other until one lives through all passes."""
+    lives: list[list[str]] = []
+    for _ in range(9):
+        injector, before = _injector(faults, log), len(log.read_text().splitlines()) if log.exists() else 0
+        died = False
+        for phase, step in passes:
+            if phase == "data":
+                injector.begin(step)
+            died = _fires(injector, phase, step)
+            if died:
+                break
+        lines = log.read_text().splitlines()[before:] if log.exists() else []
+        lives.append([json.loads(line)["fault"] for line in lines])
+        if not died:
+            return lives
+    raise AssertionError(f"it never lived: {lives}")
+
+
+def test_in_its_next_life_a_rank_breaks_where_it_has_not_broken_yet(tmp_path: Path) -> None:
+    faults = "exc@1:3:forward,exc@1:4:update"
+    steps = [(phase, step) for step in (3, 4) for phase in ("data", "forward", "update")]
+    assert _lives(tmp_path / "log", faults, steps) == [["exc@1:3:forward"], ["exc@1:4:update"], []]
+
+
+def test_a_fault_that_is_given_several_times_comes_once_in_each_life(tmp_path: Path) -> None:
+    text = "exc@1:3:forward"
+    passes = [("data", 3), ("forward", 3), ("forward", 3)]
+    assert _lives(tmp_path / "log", ",".join([text] * 3), passes) == [[text]] * 3 + [[]]
+
+
+def test_a_rank_may_die_in_its_own_repair(tmp_path: Path) -> None:
+    """A newcomer is given its state before it has begun any step."""
+    faults = "exc@1:3:forward,exc@1:3:repair,exc@1:3:rollback"
+    passes = [("regroup", 3), ("repair", 3), ("rollback", 3), ("data", 3), ("forward", 3)]
+    fired = _lives(tmp_path / "log", faults, passes)
+    assert fired == [["exc@1:3:repair"], ["exc@1:3:rollback"], ["exc@1:3:forward"], []]
+
+
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_all_ranks_wait_for_a_standby_before_a_process_ends(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, rank: str
+) -> None:
+    waited: list[Path] = []
+    monkeypatch.setattr(inject, "_wait_for", waited.append)
+    faults = "link@1:2:forward,exc@1:3:forward,kill@0:4:rollback,kill@0:5:save"
+    environ = {"RANK": rank, "TFT_DRILL_FAULTS": faults, "TFT_DRILL_WAIT": "1", "TFT_AGENT_DIR": str(tmp_path)}
+    environ["TFT_DRILL_LOG"] = str(tmp_path / "log")
+    for wait, expected in (("0", []), ("1", [3, 5])):
+        injector = inject.from_environment({**environ, "TFT_DRILL_WAIT": wait})
+        assert injector is not None
+        held = []
+        for step in (2, 3, 3, 4, 5, 6):  # step 3 is computed again: by then somebody has died in it
+            injector.begin(step)
+            held += [step] * len(waited)
+            waited.clear()
+        assert held == expected
+    (tmp_path / "log").write_text(json.dumps({"fault": "exc@1:3:forward", "wall": 1.0}) + "\n")
+    newcomer = inject.from_environment(environ)
+    assert newcomer is not None
+    newcomer.begin(3)
+    assert waited == []
+    newcomer.begin(5)
+    assert waited == [tmp_path / "standby-ready"]
+
+
+def test_a_rank_dies_no_sooner_than_its_pace_allows(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log, slept = tmp_path / "log", []
+    monkeypatch.setattr(inject.time, "sleep", slept.append)
+    environ = {"RANK": "1", "TFT_DRILL_LOG": str(log), "TFT_DRILL_PACE": "21"}
+    environ["TFT_DRILL_FAULTS"] = "exc@1:3:forward,exc@0:3:forward,exc@1:4:forward,link@1:5:forward"
+    for step, earlier in ((3, [{"fault": "exc@0:3:forward", "wall": time.time()}]), (4, [])):
+        with log.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in earlier)
+        injector = inject.from_environment(environ)
+        assert injector is not None
+        injector.begin(step)
+        assert _fires(injector, "forward", step)
+    assert slept[0] == 0.0  # it was another rank that died
+    assert 10 < slept[1] <= 21
+    assert len(slept) == 2
+
+
+def test_without_a_standby_in_time_a_drill_that_needs_one_fails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "standby-ready").touch()
+    inject._wait_for(tmp_path / "standby-ready")
+    monkeypatch.setattr(inject, "STANDBY_LIMIT", 0.1)
+    with pytest.raises(SpecError, match=r"no warm standby after 0\.1 s"):
+        inject._wait_for(tmp_path / "none")
 
 
 def test_only_the_named_rank_breaks() -> None:

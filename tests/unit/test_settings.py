@@ -55,7 +55,7 @@ def test_high_availability_words_are_stripped_and_imply_the_dump() -> None:
         (["--enable-hbmfault-repair"], {}, "--enable-hbmfault-repair", "--enable-high-availability"),
         (["--enable-worker-reboot"], {}, "--enable-worker-reboot", "--enable-high-availability"),
         (["--enable-elastic-training"], {}, "--enable-elastic-training", "--enable-high-availability"),
-        ([], {"HIGH_AVAILABILITY": "dump,retri"}, "HIGH_AVAILABILITY", "dump and retry"),
+        ([], {"HIGH_AVAILABILITY": "dump,retri"}, "HIGH_AVAILABILITY", "dump, retry and recover"),
         ([], {"TTP_OT": "soon"}, "TTP_OT", "seconds"),
         (["--optimizer-replica-num", "1"], {}, "--optimizer-replica-num", "--help"),
         (["--tft-deadline", "3"], {}, "--tft-deadline", "--help"),

@@ -13,6 +13,7 @@ import pytest
 from rich.console import Console
 from typer.testing import CliRunner
 
+from mindspeed_tft.agent import policy
 from mindspeed_tft.cli import soak as soak_command
 from mindspeed_tft.cli.main import app
 from mindspeed_tft.faults import gpt_job, jobs, rehearsal, soak
@@ -35,19 +36,20 @@ def _by_step(faults: tuple[FaultSpec, ...]) -> dict[int, list[FaultSpec]]:
 # -------------------------------------------------------------------------------------------- the faults
 
 
+@pytest.mark.parametrize("preset", soak.PRESETS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_fault_can_be_repaired_from_another_holder(layout: str, seed: int) -> None:
+def test_every_fault_can_be_repaired_from_another_holder(layout: str, seed: int, preset: str) -> None:
     sizes = parse_layout(layout)
-    faults = soak.random_faults(sizes, 2, 200, seed)
+    faults = soak.random_faults(sizes, 2, 200, seed, preset)
     assert len(faults) == 200
-    assert faults == soak.random_faults(sizes, 2, 200, seed)
+    assert faults == soak.random_faults(sizes, 2, 200, seed, preset)
     steps = _by_step(faults)
     assert min(steps) >= 2
     ordered = sorted(steps)
     assert {after - before for before, after in itertools.pairwise(ordered)} == {2, 3}
     for together in steps.values():
-        damaged = {fault.rank for fault in together if fault.kind == "uce"}
+        damaged = {fault.rank for fault in together if fault.kind == "uce" or fault.ends_process}
         shards = Counter(sizes.shard_of(rank, 2) for rank in damaged)
         assert all(count == 1 for count in shards.values()), together
         assert len(set(together)) == len(together) <= 2
@@ -56,7 +58,31 @@ def test_every_fault_can_be_repaired_from_another_holder(layout: str, seed: int)
             assert all(STEP_PHASES.index(str(fault.phase)) < STEP_PHASES.index("commit") for fault in in_steps)
         for fault in together:
             if fault.phase == "repair":  # only who gives or takes a shard gets there
-                assert any(other.kind == "uce" and other.rank == fault.rank for other in in_steps), together
+                causes = [other for other in in_steps if other.kind == "uce" or other.ends_process]
+                assert any(other.rank == fault.rank for other in causes), together
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_half_of_the_ranks_die_in_turn_and_the_others_never(seed: int) -> None:
+    layout = parse_layout("dp4")
+    mortal = soak.mortals(layout, seed)
+    assert len(set(mortal)) == 2
+    died = [fault for fault in soak.random_faults(layout, 2, 300, seed, "recover") if fault.ends_process]
+    assert [fault.rank for fault in died] == [mortal[number % 2] for number in range(len(died))]
+    assert {fault.kind for fault in died} == set(soak.DEATHS)
+    assert 15 < len(died) < 70
+    assert {fault.phase for fault in died} <= set(STEP_PHASES)
+    assert not any(fault.ends_process for fault in soak.random_faults(layout, 2, 300, seed))
+
+
+def test_who_dies_does_so_no_faster_than_a_launcher_bears() -> None:
+    plan = soak.make_plan("dp4", "fp32", 2, 200, seed=3, preset="recover")
+    assert (plan.preset, plan.launcher) == ("recover", "tftrun")
+    limits = policy.Limits()
+    assert plan.pace * limits.burst > limits.window
+    retry = soak.make_plan("dp4", "fp32", 2, 200, seed=3)
+    assert (retry.launcher, retry.pace) == ("torchrun", 0)
+    assert plan.timeout > retry.timeout
 
 
 def test_all_kinds_come_on_all_ranks_in_all_phases() -> None:
@@ -67,6 +93,13 @@ def test_all_kinds_come_on_all_ranks_in_all_phases() -> None:
     sizes = Counter(len(together) for together in _by_step(faults).values())
     assert sizes[1] > 50
     assert sizes[2] > 50
+
+
+def test_a_preset_after_which_nothing_goes_on_is_refused() -> None:
+    with pytest.raises(
+        SpecError, match="with preset retry or recover"
+    ):
+        soak.make_plan("dp4", "fp32", 2, 50, seed=1, preset="dump")
 
 
 def test_seeds_differ() -> None:
@@ -132,6 +165,15 @@ def test_levels_are_those_of_the_first_calm_steps_and_of_the_last_ones() -> None
     assert soak.levels_of(_log(found[: 2 * (SETTLED + SAMPLE)]), closed) == {}  # no recovery between the samples
     assert soak.levels_of(_log([(level, 1) for level, _ in found]), closed) == {}
     assert soak.levels_of(_log([]), closed) == {}
+
+
+def test_a_rank_that_was_started_again_is_not_judged() -> None:
+    closed = [2.0 * n + 0.5 for n in range(1, 41)]
+    log = _log([(FLAT, 0)] * 80)
+    assert soak.levels_of(log, closed).keys() == {0}
+    (records,) = log.steps.values()
+    another = StepLog({0: (*records[:40], *({**record, "pid": 2} for record in records[40:]))})
+    assert soak.levels_of(another, closed) == {}
 
 
 @pytest.mark.parametrize(

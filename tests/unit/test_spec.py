@@ -143,6 +143,13 @@ def _check(
         ({"preset": "retry", "fault": "term@2:7:rollback,uce@1:7"}, "where there are uce uce-low link kill exc segv"),
         ({"preset": "retry", "fault": "link@2:7:repair,link@1:7"}, "only kind 'uce' of step 7 destroys one"),
         ({"preset": "dump", "fault": "kill@1:7:rollback"}, "available: data forward"),
+        (
+            {"preset": "recover", "fault": "term@1:7"},
+            "where there are kill segv exc oom uce uce-low link; use",
+        ),
+        ({"preset": "recover", "fault": "nan@1:7"}, "use --preset retry"),
+        ({"preset": "recover", "fault": "kill@2:7:rollback"}, "none that is repaired online is given"),
+        ({"preset": "recover", "fault": "kill@2:7:repair,link@1:7"}, "or 'kill' or 'oom' or 'segv' or 'uce' of step 7"),
         ({"preset": "retry", "fault": "uce@4:7"}, "ranks 0 to 3"),
         ({"preset": "retry", "layout": "dp1tp4"}, "--replicas 2"),
         ({"fault": "uce@1:7"}, "where there are kill term segv exc"),
@@ -173,6 +180,27 @@ def test_online_repair_is_drilled_in_every_phase(kind: str, phase: str) -> None:
 @pytest.mark.parametrize("phase", REPAIR_PHASES)
 def test_a_fault_may_fall_into_the_repair_of_another_one(kind: str, phase: str) -> None:
     _check(preset="retry", fault=f"uce@1:7,{kind}@2:7:{phase}")
+
+
+@pytest.mark.parametrize("kind", AVAILABLE_KINDS["recover"])
+@pytest.mark.parametrize("phase", [phase for phase in PHASES if phase not in REPAIR_PHASES])
+def test_worker_reboot_is_drilled_in_every_phase(kind: str, phase: str) -> None:
+    _check(preset="recover", fault=f"{kind}@3:7:{phase}")
+
+
+@pytest.mark.parametrize("kind", KINDS_IN_REPAIR)
+@pytest.mark.parametrize("phase", REPAIR_PHASES)
+@pytest.mark.parametrize("cause", ["kill", "exc", "oom", "uce"])
+def test_a_fault_may_fall_into_the_repair_after_a_death(kind: str, phase: str, cause: str) -> None:
+    _check(preset="recover", fault=f"{cause}@1:7,{kind}@2:7:{phase}")
+
+
+def test_it_is_known_which_faults_end_their_process() -> None:
+    ended = {kind for kind in KINDS if FaultSpec(kind, 1, 7, "backward").ends_process}
+    assert ended == {"kill", "segv", "exc", "oom"}
+    # An order that fails is tried again, by the same process.
+    for phase in REPAIR_PHASES:
+        assert {kind for kind in KINDS if FaultSpec(kind, 1, 7, phase).ends_process} == {"kill", "segv"}
 
 
 def test_a_corrupted_gradient_and_a_lost_only_copy_need_a_checkpoint_to_go_back_to() -> None:

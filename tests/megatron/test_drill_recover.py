@@ -1,0 +1,207 @@
+"""Real Megatron, a process dies: it alone is started again, and the run ends byte for byte as if nothing had happened.
+
+The few that run always kill one rank of four; marker `full` runs the matrix.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from itertools import product
+
+import pytest
+
+from mindspeed_tft.faults.spec import parse_fault
+
+from .conftest import Drilled
+
+pytestmark = pytest.mark.megatron
+
+KINDS = ("kill", "segv", "exc", "oom")
+LAYOUTS = ("dp4", "tp2dp2", "pp2dp2")
+DTYPES = ("fp32", "bf16")
+RANKS = (0, 1, 2, 3)
+PHASES = (*("data", "forward", "backward", "grad-reduce", "clip", "commit", "update", "param-gather"), "save", "eval")
+# Past the commit point every rank had final gradients: the step of the fault is finished, not computed again.
+WENT_ON_AFTER = {"commit": (6, 7), "update": (7,), "param-gather": (7,), "save": (7,), "eval": (7,)}
+OVERLAP = ("--overlap-grad-reduce", "--overlap-param-gather")
+
+
+@pytest.fixture
+def recover(drill: Callable[..., Drilled]) -> Callable[..., Drilled]:
+    """`recover(*arguments)`: a drill with preset `recover`."""
+    return lambda *arguments: drill("--preset", "recover", *arguments)
+
+
+def _arguments(*faults: str) -> list[str]:
+    return [word for fault in faults for word in ("--fault", fault)]
+
+
+def _assert_exact(found: Drilled, *faults: str) -> None:
+    report = found.report
+    assert (found.status, report["verdict"], report["reasons"]) == (0, "exact", []), found.output
+    assert sorted(report["faults_fired"]) == sorted(faults)
+    dead = [fault for fault in map(parse_fault, faults) if fault.ends_process]
+    assert report["processes_restarted"] == sorted({fault.rank for fault in dead})
+    assert ("recover" in [each["strategy"] for each in report["recoveries"]]) is bool(dead)
+    assert (report["steps_lost"], report["processes_left_behind"]) == (0, [])
+    # Weights, main weights, both moments, and the generators, at the end of the very job that was broken.
+    (compared,) = report["comparisons"]
+    assert (compared["what"], compared["different"]) == ("end", 0)
+    assert compared["tensors"] > 30
+    assert compared["bytes"] > 1_000_000
+    if len(faults) == 1:
+        assert report["resumed_at"] in WENT_ON_AFTER.get(faults[0].rpartition(":")[2], (6,))
+        _assert_seconds(report["seconds"])
+
+
+def _assert_seconds(seconds: dict[str, float | None]) -> None:
+    stages = ("detect", "stop", "reboot", "regroup", "repair", "rollback", "first_step", "total")
+    known = {stage: seconds[stage] for stage in stages}
+    assert None not in known.values(), known
+    parts = sum(value for stage, value in known.items() if value is not None and stage != "total")
+    assert known["reboot"] and known["total"] and known["reboot"] < known["total"]
+    assert parts <= known["total"] + 0.5  # of clocks of several processes
+    assert seconds["dump"] is None
+
+
+def _restarts(found: Drilled) -> list[int]:
+    """The ranks that the launcher said it started again, in order."""
+    said = re.findall(r"worker (\d+) \(pid \d+\) ended .*: started again", (found.directory / "broken.log").read_text())
+    return [int(rank) for rank in said]
+
+
+def test_a_killed_rank_comes_back_alone(recover: Callable[..., Drilled]) -> None:
+    fault = "kill@1:7:backward"
+    found = recover("--fault", fault)
+    _assert_exact(found, fault)
+    assert _restarts(found) == [1]
+    (incident,) = found.incidents
+    assert incident["outcome"] == "rebooted"
+    assert re.search(r"Rank 1 \(pid \d+ .*\) was replaced by pid \d+", incident["summary"])
+
+
+def test_a_rank_whose_code_raises_makes_room_for_another_process(recover: Callable[..., Drilled]) -> None:
+    fault = "exc@2:7:forward"
+    found = recover("--layout", "tp2dp2", "--fault", fault)
+    _assert_exact(found, fault)
+    assert _restarts(found) == [2]
+
+
+def _matrix() -> list[tuple[str, str, str, int, str]]:
+    """Every phase on every rank, arranged so that each pair of two values of different columns occurs."""
+    rows = []
+    for (p, phase), (r, rank) in product(enumerate(PHASES), enumerate(RANKS)):
+        layout, dtype = LAYOUTS[(p + r) % 3], DTYPES[(p // 2 + r) % 2]
+        rows.append((KINDS[(p + r) % 4], layout, dtype, rank, phase))
+    return rows
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("kind", "layout", "dtype", "rank", "phase"), _matrix())
+def test_matrix(recover: Callable[..., Drilled], kind: str, layout: str, dtype: str, rank: int, phase: str) -> None:
+    fault = f"{kind}@{rank}:7:{phase}"
+    _assert_exact(recover("--layout", layout, "--dtype", dtype, "--fault", fault), fault)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("phase", ["data", "forward", "backward", "grad-reduce", "clip", "update"])
+def test_communication_that_overlaps_computing(recover: Callable[..., Drilled], phase: str) -> None:
+    fault = f"kill@1:7:{phase}"
+    _assert_exact(recover("--fault", fault, "--", *OVERLAP), fault)
+
+
+@pytest.mark.full
+def test_two_ranks_of_different_shards_at_once(recover: Callable[..., Drilled]) -> None:
+    faults = ("kill@1:7:forward", "kill@2:7:forward")
+    found = recover(*_arguments(*faults))
+    _assert_exact(found, *faults)
+    assert sorted(_restarts(found)) == [1, 2]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("cause", ["kill@1:7:backward", "exc@1:7:update", "uce@1:7:forward"])
+@pytest.mark.parametrize(
+    "second", ["kill@2:7:rollback", "kill@2:7:regroup", "segv@1:7:repair", "exc@2:7:rollback", "link@2:7:rollback"]
+)
+def test_a_fault_inside_the_repair_of_another(recover: Callable[..., Drilled], cause: str, second: str) -> None:
+    """The rank that is being repaired may die of it, too: it comes back once more."""
+    found = recover(*_arguments(cause, second))
+    _assert_exact(found, cause, second)
+    dead = [fault.rank for fault in map(parse_fault, (cause, second)) if fault.ends_process]
+    assert sorted(_restarts(found)) == sorted(dead)
+
+
+@pytest.mark.full
+def test_the_same_rank_twice(recover: Callable[..., Drilled]) -> None:
+    faults = ("kill@1:4:forward", "kill@1:9:forward")
+    found = recover(*_arguments(*faults))
+    _assert_exact(found, *faults)
+    assert _restarts(found) == [1, 1]
+    assert [(each["strategy"], each["step"]) for each in found.report["recoveries"]] == [("recover", 3), ("recover", 8)]
+
+
+@pytest.mark.full
+def test_the_same_fault_twice(recover: Callable[..., Drilled]) -> None:
+    """The newcomer dies where its predecessor did."""
+    faults = ("kill@1:7:forward",) * 2
+    found = recover(*_arguments(*faults))
+    _assert_exact(found, *faults)
+    assert _restarts(found) == [1, 1]
+
+
+@pytest.mark.full
+def test_a_repair_and_a_reboot_one_after_the_other(recover: Callable[..., Drilled]) -> None:
+    faults = ("uce@1:4:backward", "kill@2:8:forward", "link@0:10:data")
+    found = recover(*_arguments(*faults))
+    _assert_exact(found, *faults)
+    assert [each["strategy"] for each in found.report["recoveries"]] == ["retry", "recover", "retry"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", ["uce", "uce-low", "link"])
+def test_what_can_be_repaired_starts_no_process(recover: Callable[..., Drilled], kind: str) -> None:
+    fault = f"{kind}@3:7:backward"
+    found = recover(*_arguments(fault))
+    report = found.report
+    assert (found.status, report["verdict"], report["strategy"]) == (0, "exact", "retry"), found.output
+    assert (report["processes_restarted"], report["seconds"]["reboot"], _restarts(found)) == ([], None, [])
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("kind", KINDS)
+def test_under_torchrun_with_our_logs_specs(recover: Callable[..., Drilled], kind: str) -> None:
+    fault = f"{kind}@0:7:clip"
+    _assert_exact(recover("--launcher", "torchrun-logs-specs", "--fault", fault), fault)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_warm_standby_takes_the_place(recover: Callable[..., Drilled], layout: str) -> None:
+    """The second death comes in a process that was a standby itself."""
+    faults = ("kill@1:5:backward", "exc@1:9:forward")
+    found = recover("--layout", layout, "--warm-standby", *_arguments(*faults))
+    _assert_exact(found, *faults)
+    log = (found.directory / "broken.log").read_text()
+    ready = [int(pid) for pid in re.findall(r"standby \(pid (\d+)\) is ready", log)]
+    started = [int(pid) for pid in re.findall(r"started again \(pid (\d+), ", log)]
+    assert len(started) == 2
+    assert started[0] in ready
+
+
+@pytest.mark.full
+def test_a_rank_without_the_launcher_that_could_start_it_again_leads_to_a_dump(drill: Callable[..., Drilled]) -> None:
+    """The control: the same fault, and nobody who starts the process again."""
+    found = drill("--preset", "retry", "--fault", "kill@1:7:backward", "--", "--enable-worker-reboot")
+    report = found.report
+    assert (found.status, report["verdict"], report["strategy"]) == (4, "degraded", "dump"), found.output
+    assert (report["steps_lost"], report["compared"]["different"]) == (0, 0)
+    assert "reboot is not available" in (found.directory / "broken.log").read_text()
+
+
+@pytest.mark.full
+def test_without_a_holder_nobody_is_waited_for(recover: Callable[..., Drilled]) -> None:
+    """On dp4 with 2 replicas ranks 1 and 3 hold the same shard."""
+    found = recover(*_arguments("kill@1:7:forward", "kill@3:7:forward"))
+    assert (found.status, found.report["verdict"]) == (5, "lost"), found.output
+    assert "rebooted" not in [incident["outcome"] for incident in found.incidents]
