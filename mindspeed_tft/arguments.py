@@ -39,6 +39,11 @@ FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
         "from a fault to the end of the job (twice that if a repair fails first); all timeouts follow (default 120)"}),
     ("--tft-reboot-wait", {"type": float, "metavar": "SECONDS", "help":
         "how long a process that was started again may take until it can join (default 60)"}),
+    ("--tft-hang-seconds", {"type": float, "metavar": "SECONDS", "help":
+        "no progress for so long is a hang of the rank that others wait for: its stacks are kept, its process is killed"
+        " (default 0: by the step time; -1: no watch)"}),
+    ("--tft-warm-standby", {"action": argparse.BooleanOptionalAction, "help":
+        "with worker reboot: keep a process per node that has imported everything (some 300 MB; default on)"}),
     ("--tft-controller-port", {"type": int, "metavar": "PORT", "help":
         "TCP port of the controller; needed for more than one host, otherwise no port is opened"}),
     ("--tft-tls-dir", {"metavar": "DIR", "help": "ca.crt, node.crt and node.key for mutual TLS between hosts"}),
@@ -70,7 +75,7 @@ def resolve(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -
     flags = {
         key: getattr(args, key)
         for key in Settings.model_fields
-        if getattr(args, key, None) is not None and getattr(args, key) is not False
+        if getattr(args, key, None) is not None and (getattr(args, key) is not False or key.startswith("tft_"))
     }  # fmt: skip
     layers: list[tuple[str, Mapping[str, Any]]] = [
         ("environment", settings_module.from_environment(environ)),

@@ -18,9 +18,10 @@ from typing import TYPE_CHECKING, Any
 from mindspeed_tft import arguments, platforms
 from mindspeed_tft import settings as settings_module
 from mindspeed_tft.agent import reboot
-from mindspeed_tft.control import launch
+from mindspeed_tft.control import launch, stacks
 from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig, ControlRefused, ControlUnavailable, meeting_dir
 from mindspeed_tft.control.processor import Processor
+from mindspeed_tft.groups import waiting
 from mindspeed_tft.recovery import launcher, signals
 from mindspeed_tft.recovery.session import Session
 from mindspeed_tft.registry import REGISTRY
@@ -158,10 +159,14 @@ def protect(host: MegatronHost) -> None:
         deadlines,
         on_stop=lambda epoch, reason: _come_out(table, device, epoch, reason),
         revive=None if unavailable else launch.reviver(config, local_rank),
+        waits=waiting.for_peers,
     )
+    stacks.offer()
     started = link.start(info, 1.0 if unavailable else config.start)
     if not started and newcomer():
         arguments.leave(f"rank {rank} was started again, but there is no controller ({unavailable or 'see above'})", 0)
+    if started and newcomer():
+        reboot.mark_rebootable(os.environ)  # the others wait: another one may come if this one dies in its start-up
     if not started:
         log.error("*** rank %d trains WITHOUT protection for now: %s ***", rank, unavailable or "see above")
     save = str(host.save_directory())

@@ -21,6 +21,8 @@ STRATEGIES = {"dump": "enable_high_availability", "retry": "enable_hbmfault_repa
               "recover": "enable_worker_reboot", "elastic-training": "enable_elastic_training"}  # fmt: skip
 
 
+HANG_RESTARTED = 5.0  # seconds without progress, at least, until a rank is ended that can be started again alone
+HANG_DUMPED = 30.0  # the same where the end of a rank is the end of the job: a storage hiccup must not be
 LAUNCHER_MARGIN = 3.0  # seconds between our last deadline and a launcher's SIGKILL
 
 
@@ -46,6 +48,8 @@ class Settings(BaseModel):
     tft_platform: Literal["auto", "cpu", "cuda", "npu"] = "auto"
     tft_deadline: float = Field(default=120.0, ge=10.0, le=86400.0)  # seconds from a fault to the end of the job
     tft_reboot_wait: float = Field(default=60.0, gt=0, le=86400.0)  # seconds, from the stop until a newcomer is ready
+    tft_hang_seconds: float = Field(default=0.0, ge=-86400.0, le=86400.0)  # 0: by the step time; negative: no watch
+    tft_warm_standby: bool = True  # with worker reboot: a process per node that has imported everything and waits
     tft_dump_seconds: float | None = Field(default=None, gt=0)  # TTP_OT: the dump's share of the deadline
     tft_controller_address: str | None = None  # TTP_ADDR
     tft_controller_port: int | None = Field(default=None, ge=1, le=65535)
@@ -70,7 +74,8 @@ class Settings(BaseModel):
             patience: seconds that the launcher lets survivors live; where it is shorter than the knob, it counts.
 
         Raises:
-            Refused: when TTP_OT leaves no room for stopping and ending within the deadline.
+            Refused: when TTP_OT leaves no room for stopping and ending within the deadline, or hangs are to be found
+                faster than ranks can be heard.
         """
         total = self.tft_deadline
         if patience is not None and self.tft_dump_seconds is None:
@@ -81,7 +86,8 @@ class Settings(BaseModel):
         lost = min(10.0, stop / 2)
         # Half of the dump for one order: a rank that hangs in it still leaves time for a second attempt without it.
         found = Deadlines(heartbeat=min(1.0, lost / 4), heartbeat_lost=lost, stop=stop, order=dump / 2, dump=dump,
-                          exit=leave, reboot=self.tft_reboot_wait)  # fmt: skip
+                          exit=leave, reboot=self.tft_reboot_wait, hang=self._hang(),
+                          hang_fixed=self.tft_hang_seconds > 0)  # fmt: skip
         if not found.heartbeat < found.heartbeat_lost < found.stop < total or stop + dump + leave > total + 1e-9:
             raise Refused(
                 "TTP_OT",
@@ -89,7 +95,18 @@ class Settings(BaseModel):
                 f" stopping the ranks and {leave:g} s for their exit",
                 f"set --tft-deadline to at least {stop + dump + leave:g}, or lower TTP_OT",
             )
+        if found.hang_fixed and found.hang < 2 * found.heartbeat:
+            raise Refused(
+                "--tft-hang-seconds",
+                f"{found.hang:g} s are less than two heartbeats of {found.heartbeat:g} s, by which a rank is judged",
+                f"set it to at least {2 * found.heartbeat:g}, to 0 for a limit by the step time, or to -1 for no watch",
+            )
         return found
+
+    def _hang(self) -> float:
+        if self.tft_hang_seconds:
+            return max(0.0, self.tft_hang_seconds)
+        return HANG_RESTARTED if self.enable_worker_reboot else HANG_DUMPED
 
 
 def build(layers: list[tuple[str, Mapping[str, Any]]]) -> tuple[Settings, dict[str, str]]:

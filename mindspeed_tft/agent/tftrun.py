@@ -13,17 +13,18 @@ import argparse
 import math
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import MutableMapping, Sequence
 
 from mindspeed_tft import arguments
-from mindspeed_tft.settings import Refused
+from mindspeed_tft.agent import spare
+from mindspeed_tft.settings import Refused, Settings
 
 ENV_SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 MARGIN = 5.0  # seconds between the end of our own deadline and the launcher's SIGKILL
 
 
-def shutdown_seconds(training_words: Sequence[str]) -> int:
-    """Seconds that the launcher has to leave to the survivors, from the flags of the training program.
+def settings_of(training_words: Sequence[str]) -> Settings:
+    """What the flags of the training program, the environment and a preset say.
 
     Raises:
         Refused: the flags cannot be.
@@ -33,7 +34,18 @@ def shutdown_seconds(training_words: Sequence[str]) -> int:
     known, _ = parser.parse_known_args(list(training_words))
     settings, _ = arguments.resolve(known)
     settings.deadlines()
+    return settings
+
+
+def shutdown_seconds(settings: Settings) -> int:
+    """Seconds that the launcher has to leave to the survivors."""
     return math.ceil(settings.tft_deadline + MARGIN)
+
+
+def want_standby(settings: Settings, environ: MutableMapping[str, str]) -> None:
+    """Ask for a warm standby where the job can use one; the environment of this launcher has the last word."""
+    if settings.enable_worker_reboot and settings.tft_warm_standby:
+        environ.setdefault(spare.ENV_STANDBY, "1")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,7 +59,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         list(sys.argv[1:] if argv is None else argv)
     )
     try:
-        seconds = shutdown_seconds(parsed.training_script_args)
+        settings = settings_of(parsed.training_script_args)
+        seconds = shutdown_seconds(settings)
+        want_standby(settings, os.environ)
         torch_elastic.install()
     except (Refused, ValueError) as exc:
         print(f"tftrun: error: {exc}", file=sys.stderr)

@@ -40,8 +40,8 @@ def test_patience_of_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_tftrun_leaves_what_the_deadline_needs(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("TTP_OT", "HIGH_AVAILABILITY"):
         monkeypatch.delenv(name, raising=False)
-    assert tftrun.shutdown_seconds(["--num-layers", "2"]) == 125
-    assert tftrun.shutdown_seconds(["--tft-deadline", "600", "--lr", "1"]) == 605
+    assert tftrun.shutdown_seconds(tftrun.settings_of(["--num-layers", "2"])) == 125
+    assert tftrun.shutdown_seconds(tftrun.settings_of(["--tft-deadline", "600", "--lr", "1"])) == 605
 
 
 def test_tftrun_runs_a_program_and_keeps_its_exit_status(tmp_path: Path) -> None:
@@ -60,3 +60,24 @@ def test_tftrun_runs_a_program_and_keeps_its_exit_status(tmp_path: Path) -> None
             assert done.stdout.count("of 2") == 2
         if status == 2:
             assert done.stderr.startswith("tftrun: error: --tft-deadline")
+
+
+@pytest.mark.parametrize(
+    ("words", "before", "after"),
+    [
+        (["--lr", "1"], {}, {}),
+        (["--enable-high-availability", "--enable-worker-reboot"], {}, {"TFT_WARM_STANDBY": "1"}),
+        (["--enable-high-availability", "--enable-worker-reboot", "--no-tft-warm-standby"], {}, {}),
+        (
+            ["--enable-high-availability", "--enable-worker-reboot"],
+            {"TFT_WARM_STANDBY": "0"},
+            {"TFT_WARM_STANDBY": "0"},
+        ),
+        (["--tft-config", "recover"], {}, {"TFT_WARM_STANDBY": "1"}),
+    ],
+)
+def test_a_standby_is_kept_where_the_job_can_use_one(
+    words: list[str], before: dict[str, str], after: dict[str, str]
+) -> None:
+    tftrun.want_standby(tftrun.settings_of(words), before)
+    assert before == after
