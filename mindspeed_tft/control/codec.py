@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, Message
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.engine import types as t
 
-PROTOCOL = 1
+PROTOCOL = 2
 MAX_TEXT = 64 * 1024
 
 M = TypeVar("M", bound=Message)
@@ -90,7 +90,9 @@ def hello(session: str, info: t.RankInfo) -> wire.RankSays:
 def says(event: t.Event, seq: int = 0) -> wire.RankSays:
     """What a rank says of itself. Registration is `hello`, because it needs the session."""
     if isinstance(event, t.Heartbeat):
-        body = wire.Heartbeat(rank=event.rank, step=event.step, phase=clean(event.phase))
+        body = wire.Heartbeat(
+            rank=event.rank, step=event.step, phase=clean(event.phase), waiting=event.waiting, pulse=event.pulse
+        )
         return wire.RankSays(seq=seq, heartbeat=body)
     if isinstance(event, t.FaultSeen):
         fault = wire.FaultSeen(rank=event.rank, kind=event.kind, message=clean(event.message), own=event.own)
@@ -116,7 +118,8 @@ def event_from_wire(m: wire.RankSays, at: float) -> t.Event:
             raise WireError(f"protocol {m.hello.protocol}, this side speaks {PROTOCOL}")
         return t.Registered(at, info_from_wire(m.hello.info))
     if kind == "heartbeat":
-        return t.Heartbeat(at, m.heartbeat.rank, m.heartbeat.step, m.heartbeat.phase)
+        beat = m.heartbeat
+        return t.Heartbeat(at, beat.rank, beat.step, beat.phase, beat.waiting, beat.pulse)
     if kind == "fault":
         return t.FaultSeen(at, m.fault.rank, m.fault.kind, m.fault.message, m.fault.own)
     if kind == "report":
@@ -147,6 +150,28 @@ def lost_to_wire(event: t.RankLost, session: str, info: wire.RankInfo | None = N
 
 def lost_from_wire(m: wire.FromRank, at: float) -> t.RankLost:
     return t.RankLost(at, m.rank, m.lost.message, m.lost.pid)
+
+
+def witness_to_wire(event: t.RankQuiet | t.Examined, session: str) -> wire.FromRank:
+    """What a relay says of a rank that lives."""
+    if isinstance(event, t.RankQuiet):
+        quiet = wire.RankQuiet(rank=event.rank, seconds=event.seconds, state=event.state)
+        return wire.FromRank(rank=event.rank, session=session, quiet=quiet)
+    examined = wire.Examined(
+        rank=event.rank,
+        pid=event.pid,
+        spare=clean(event.spare),
+        stacks=clean(event.stacks),
+        message=clean(event.message),
+    )
+    return wire.FromRank(rank=event.rank, session=session, examined=examined)
+
+
+def witness_from_wire(m: wire.FromRank, at: float) -> t.RankQuiet | t.Examined:
+    if m.WhichOneof("body") == "quiet":
+        return t.RankQuiet(at, m.rank, m.quiet.seconds, m.quiet.state)
+    found = m.examined
+    return t.Examined(at, m.rank, found.pid, found.spare, found.stacks, found.message)
 
 
 # ------------------------------------------------------------------------------------------ what ranks are told
@@ -199,6 +224,25 @@ def _value_from_wire(key: str, m: wire.Value) -> str | int | list[str] | dict[st
     if kind == "map":
         return dict(m.map.items)
     raise WireError(f"payload {key} has no value")
+
+
+# ------------------------------------------------------------------------------------------ what relays are told
+
+
+def examine_to_wire(action: t.Examine) -> wire.Examine:
+    return wire.Examine(rank=action.rank)
+
+
+def examine_from_wire(m: wire.Examine) -> t.Examine:
+    return t.Examine(m.rank)
+
+
+def kill_to_wire(action: t.Kill) -> wire.Kill:
+    return wire.Kill(rank=action.rank, pid=action.pid)
+
+
+def kill_from_wire(m: wire.Kill) -> t.Kill:
+    return t.Kill(m.rank, m.pid)
 
 
 # ------------------------------------------------------------------------------------------ what the log keeps

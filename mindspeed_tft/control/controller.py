@@ -314,6 +314,8 @@ class Controller:
                 self._hear_lost(link, word)
             elif kind == "says":
                 self._hear_rank(link, word)
+            elif kind in ("quiet", "examined"):
+                self._hear_of(word)
             else:
                 raise codec.WireError("a relay passed on nothing")
         link.bye = message.bye
@@ -327,6 +329,12 @@ class Controller:
             return  # heard before, or of an earlier life
         seat.gone = True
         self._feed(codec.lost_from_wire(word, time.monotonic()))
+
+    def _hear_of(self, word: wire.FromRank) -> None:
+        """A relay is witness of a rank that does not speak."""
+        seat = self._seats.get(word.rank)
+        if seat is not None and seat.session == word.session and not seat.gone:
+            self._feed(codec.witness_from_wire(word, time.monotonic()))
 
     def _hear_rank(self, link: HostLink, word: wire.FromRank) -> None:
         event = codec.event_from_wire(word.says, time.monotonic())
@@ -380,7 +388,8 @@ class Controller:
         try:
             while self._events and self._broken is None:
                 event = self._events.popleft()
-                self._recorder.event(event)
+                if not isinstance(event, t.RankQuiet):  # one a second, of ranks that may stay quiet for hours
+                    self._recorder.event(event)
                 for action in self._engine.handle(event):
                     self._recorder.action(action, event.at)
                     self._do(action, event.at)
@@ -411,6 +420,10 @@ class Controller:
                 self._events.append(t.OrderDone(at, action.rank, action.id, False, f"cannot be sent: {error}"))
                 return
             self._tell(action.rank, wire.HostOrders(order=message))
+        elif isinstance(action, t.Examine):
+            self._tell(action.rank, wire.HostOrders(examine=codec.examine_to_wire(action)))
+        elif isinstance(action, t.Kill):
+            self._tell(action.rank, wire.HostOrders(kill=codec.kill_to_wire(action)))
         elif isinstance(action, t.Note):
             if action.warn:
                 log.warning("%s: %s", action.stage, action.text)

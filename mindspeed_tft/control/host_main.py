@@ -34,7 +34,7 @@ def serve(config: ControlConfig, args: argparse.Namespace, ready: daemon.Ready) 
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(name, lambda: None)
         uplink = Uplink(args.controller, hello, config.deadlines, credentials)
-        relay = Relay(listener, path, uplink, config.start)
+        relay = Relay(listener, path, uplink, config.start, Path(config.incident_dir))
         ready()
         await relay.run()
 

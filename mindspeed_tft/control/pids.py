@@ -34,6 +34,25 @@ def is_dead(pidfd: int) -> bool:
     return bool(poll.poll(0))
 
 
+def state(pid: int) -> str:
+    """The letter in /proc for the first thread: "T" stopped, "t" held by a debugger, and others; "" where unknown."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0].decode()
+    except (OSError, IndexError):
+        return ""
+
+
+def tracer(pid: int) -> int:
+    """The process that traces this one (a debugger, strace), 0 when there is none.
+
+    Raises:
+        OSError: that cannot be known.
+    """
+    with open(f"/proc/{pid}/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith("TracerPid:"))
+
+
 _PF_EXITING = 0x4
 _SIGKILL_PENDING = 1 << (signal.SIGKILL - 1)
 

@@ -16,6 +16,7 @@ import secrets
 import selectors
 import socket
 import struct
+import sys
 import threading
 import time
 import weakref
@@ -36,6 +37,7 @@ UNPROTECTED = (
 _MAX_REMEMBERED = 1000
 _HANDLER_GRACE = 0.2  # an abort that hangs must not delay the exit of the rank
 _MAX_REVIVALS = 5
+_DEEPEST = 400  # numbers looked at for a pulse: two for each of the innermost frames
 _BACK_OFF = (0.05, 5.0)
 _PEER = struct.Struct("3i")
 
@@ -52,10 +54,12 @@ class Processor:
         on_stop: Callable[[int, str], None],
         on_lost: Callable[[str], None] | None = None,
         revive: Callable[[], None] | None = None,
+        waits: Callable[[], bool] = lambda: False,
     ) -> None:
         """`on_stop(epoch, reason)` runs in a thread of ours; `on_lost(reason)` too, each time protection is lost.
 
-        `revive` starts a relay again that has died (`launch.reviver`); one rank of a host has it.
+        `revive` starts a relay again that has died (`launch.reviver`); one rank of a host has it. `waits` says whether
+        this rank waits for its peers; it is called by a thread of ours, once a heartbeat.
         """
         self.step = 0
         self.phase = "start"
@@ -65,6 +69,7 @@ class Processor:
         self._on_lost = on_lost
         self._revive = revive
         self._revivals = 0
+        self._waits = waits
         self._session = secrets.token_hex(8)
         self._info: t.RankInfo | None = None
         self._lock = threading.Condition()
@@ -293,7 +298,8 @@ class Processor:
             while True:
                 now = time.monotonic()
                 if self._welcomed and now >= beat:
-                    self._out += pack(codec.says(t.Heartbeat(0.0, self._rank, self.step, self.phase)))
+                    word = t.Heartbeat(0.0, self._rank, self.step, self.phase, self._waits(), pulse())
+                    self._out += pack(codec.says(word))
                     beat = now + self._deadlines.heartbeat
                 if self._welcomed:
                     self._take_outbox()
@@ -444,6 +450,16 @@ class Processor:
         self._wake_out = self._wake_in = -1
         self._threads = []
         self._lock = threading.Condition()
+
+
+def pulse() -> int:
+    """A number that changes when the main thread gets on, as far as its Python stack shows: a native call does not."""
+    frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    marks: list[int] = []
+    while frame is not None and len(marks) < _DEEPEST:
+        marks += (id(frame.f_code), frame.f_lasti)
+        frame = frame.f_back
+    return hash(tuple(marks)) & 0xFFFFFFFF
 
 
 def _after_fork() -> None:

@@ -10,18 +10,19 @@ import asyncio
 import contextlib
 import logging
 import os
+import signal
 import socket
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from mindspeed_tft.control import codec, pids, tasks
+from mindspeed_tft.control import codec, pids, stacks, tasks
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.config import leave
 from mindspeed_tft.control.framing import MAX_FRAME, FrameError, FrameReader, pack
 from mindspeed_tft.control.uplink import Uplink, UplinkKeeper
-from mindspeed_tft.engine.types import Deadlines, RankLost
+from mindspeed_tft.engine.types import Deadlines, Examined, Kill, RankLost, RankQuiet
 
 log = logging.getLogger(__name__)
 
@@ -48,12 +49,17 @@ class RankLink:
     opened: float = 0.0
     closed: float = 0.0
     blind: bool = False  # said that this rank lives without a connection
+    missed: int = 0  # beats of ours since its last word; not seconds: we may be stopped ourselves
+    killed: bool = False  # by us, as ordered
 
 
 class Relay:
     """Owns the listening socket and all connections; lives in one event loop."""
 
-    def __init__(self, listener: socket.socket, path: Path, uplink: Uplink, start: float) -> None:
+    def __init__(self, listener: socket.socket, path: Path, uplink: Uplink, start: float, incidents: Path) -> None:
+        """`incidents`: the directory that gets the stacks of ranks that hang."""
+        self._incidents = incidents
+        self._examining: set[asyncio.Future[None]] = set()
         self._listener, self._path = listener, path
         self._inode = path.stat().st_ino
         self._deadlines: Deadlines = uplink.deadlines
@@ -87,7 +93,7 @@ class Relay:
             for link in list(self._links):
                 self._close(link)
             await self._farewell(running[0])
-            await tasks.end(running)
+            await tasks.end([*running, *self._examining])
 
     async def _until_empty(self, running: Sequence[asyncio.Future[None]]) -> None:
         end = self._loop.time() + self._start
@@ -131,6 +137,8 @@ class Relay:
                 if link.beat is not None and not link.goodbye:
                     batch.ranks.append(self._from(link, link.beat))
                     link.beat = None
+                if quiet := self._misses(link):
+                    batch.ranks.append(codec.witness_to_wire(quiet, link.session))
                 if link.open and link.rank >= 0 and not link.out:  # a rank that does not read gets no pile of beats
                     self._send(link, beat)
                 since = self._loop.time() - link.closed
@@ -141,6 +149,14 @@ class Relay:
                     log.warning("process %d connected and never said hello", link.pid)
                     self._close(link)
             self._up.put(batch)
+
+    def _misses(self, link: RankLink) -> RankQuiet | None:
+        """Counts one more beat of ours without a word of this rank; what there is to say of it."""
+        link.missed += 1
+        seconds = link.missed * self._deadlines.heartbeat
+        if link.rank < 0 or not link.open or link.goodbye or seconds < self._deadlines.heartbeat_lost:
+            return None
+        return RankQuiet(0.0, link.rank, seconds, pids.state(link.pid))
 
     async def _looks(self) -> None:
         """Sees a rank's end while the kernel still releases its memory, long before its descriptor tells."""
@@ -237,7 +253,7 @@ class Relay:
         if link.rank >= 0 and self._ranks.get(link.rank) is link:
             del self._ranks[link.rank]
             if not link.goodbye:
-                message = f"process {link.pid} {why}"
+                message = f"process {link.pid} {'was killed because it did not move' if link.killed else why}"
                 gone = codec.lost_to_wire(
                     RankLost(0.0, link.rank, message, link.pid), link.session, link.hello.hello.info
                 )
@@ -246,6 +262,7 @@ class Relay:
             self._changed.set()
 
     def _take(self, link: RankLink, says: wire.RankSays) -> None:
+        link.missed = 0
         kind = says.WhichOneof("body")
         if kind == "hello":
             self._hello(link, says)
@@ -352,5 +369,53 @@ class Relay:
         elif kind == "order":
             if message.order.rank in self._ranks:
                 self._send(self._ranks[message.order.rank], message)
+        elif kind == "examine":
+            task = asyncio.ensure_future(self._examine(message.examine.rank))
+            self._examining.add(task)
+            task.add_done_callback(self._examining.discard)
+        elif kind == "kill":
+            self._kill(codec.kill_from_wire(message.kill))
         elif kind not in ("beat", "welcome"):
             raise codec.WireError(f"the controller said {kind}, which is not for a relay")
+
+    # ---------------------------------------------------------------------------------- hangs
+
+    async def _examine(self, rank: int) -> None:
+        """Keeps the stacks of a rank that seems to hang, if it may be touched at all."""
+        link = self._ranks.get(rank)
+        if link is None:
+            return
+        file, why_none = "", ""
+        spare = _protected(link)
+        if not spare:
+            name = f"stacks-rank{rank}-pid{link.pid}.txt"
+            try:
+                file = str(await stacks.keep(link.pid, link.pidfd, self._incidents / name))
+            except stacks.NoStacks as error:
+                why_none = str(error)
+        found = Examined(0.0, rank, link.pid, spare, file, why_none)
+        self._up.put(wire.HostSays(ranks=[codec.witness_to_wire(found, link.session)]))
+
+    def _kill(self, order: Kill) -> None:
+        """Only the very process that was looked at: its descriptor cannot come to mean another one."""
+        link = self._ranks.get(order.rank)
+        if link is None or link.pid != order.pid:
+            log.warning("rank %d: process %d is not here any more, so it is not killed", order.rank, order.pid)
+        elif spare := _protected(link):
+            log.warning("rank %d: process %d is not killed: %s", order.rank, order.pid, spare)
+        else:
+            log.warning("rank %d: process %d does not move, it is killed", order.rank, order.pid)
+            link.killed = True
+            with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
+                signal.pidfd_send_signal(link.pidfd, signal.SIGKILL)
+
+
+def _protected(link: RankLink) -> str:
+    """Why this process must not be killed; "" where nothing speaks against it."""
+    if link.pidfd < 0:
+        return "this system gives no process descriptors, so another process could be hit"
+    try:
+        tracer = pids.tracer(link.pid)
+    except OSError as error:
+        return f"whether a debugger is attached cannot be known ({error})"
+    return f"it is being debugged by process {tracer}" if tracer else ""

@@ -58,14 +58,42 @@ class Hello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., session: _Optional[str] = ..., info: _Optional[_Union[RankInfo, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("rank", "step", "phase")
+    __slots__ = ("rank", "step", "phase", "waiting", "pulse")
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
+    WAITING_FIELD_NUMBER: _ClassVar[int]
+    PULSE_FIELD_NUMBER: _ClassVar[int]
     rank: int
     step: int
     phase: str
-    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ...) -> None: ...
+    waiting: bool
+    pulse: int
+    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting: _Optional[bool] = ..., pulse: _Optional[int] = ...) -> None: ...
+
+class RankQuiet(_message.Message):
+    __slots__ = ("rank", "seconds", "state")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SECONDS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    seconds: float
+    state: str
+    def __init__(self, rank: _Optional[int] = ..., seconds: _Optional[float] = ..., state: _Optional[str] = ...) -> None: ...
+
+class Examined(_message.Message):
+    __slots__ = ("rank", "pid", "spare", "stacks", "message")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    SPARE_FIELD_NUMBER: _ClassVar[int]
+    STACKS_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    pid: int
+    spare: str
+    stacks: str
+    message: str
+    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ..., spare: _Optional[str] = ..., stacks: _Optional[str] = ..., message: _Optional[str] = ...) -> None: ...
 
 class FaultSeen(_message.Message):
     __slots__ = ("rank", "kind", "message", "own")
@@ -165,6 +193,20 @@ class Value(_message.Message):
     map: TextMap
     def __init__(self, text: _Optional[str] = ..., number: _Optional[int] = ..., list: _Optional[_Union[TextList, _Mapping]] = ..., map: _Optional[_Union[TextMap, _Mapping]] = ...) -> None: ...
 
+class Examine(_message.Message):
+    __slots__ = ("rank",)
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    def __init__(self, rank: _Optional[int] = ...) -> None: ...
+
+class Kill(_message.Message):
+    __slots__ = ("rank", "pid")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    PID_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    pid: int
+    def __init__(self, rank: _Optional[int] = ..., pid: _Optional[int] = ...) -> None: ...
+
 class Order(_message.Message):
     __slots__ = ("id", "rank", "kind", "payload")
     class PayloadEntry(_message.Message):
@@ -223,16 +265,20 @@ class RankSays(_message.Message):
     def __init__(self, seq: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fault: _Optional[_Union[FaultSeen, _Mapping]] = ..., report: _Optional[_Union[Reported, _Mapping]] = ..., done: _Optional[_Union[OrderDone, _Mapping]] = ..., goodbye: _Optional[_Union[RankFinished, _Mapping]] = ...) -> None: ...
 
 class FromRank(_message.Message):
-    __slots__ = ("rank", "session", "says", "lost")
+    __slots__ = ("rank", "session", "says", "lost", "quiet", "examined")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     SAYS_FIELD_NUMBER: _ClassVar[int]
     LOST_FIELD_NUMBER: _ClassVar[int]
+    QUIET_FIELD_NUMBER: _ClassVar[int]
+    EXAMINED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     session: str
     says: RankSays
     lost: RankLost
-    def __init__(self, rank: _Optional[int] = ..., session: _Optional[str] = ..., says: _Optional[_Union[RankSays, _Mapping]] = ..., lost: _Optional[_Union[RankLost, _Mapping]] = ...) -> None: ...
+    quiet: RankQuiet
+    examined: Examined
+    def __init__(self, rank: _Optional[int] = ..., session: _Optional[str] = ..., says: _Optional[_Union[RankSays, _Mapping]] = ..., lost: _Optional[_Union[RankLost, _Mapping]] = ..., quiet: _Optional[_Union[RankQuiet, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ...) -> None: ...
 
 class HostHello(_message.Message):
     __slots__ = ("protocol", "host", "node_rank", "pid", "run")
@@ -285,7 +331,7 @@ class GoodbyeSeen(_message.Message):
     def __init__(self) -> None: ...
 
 class HostOrders(_message.Message):
-    __slots__ = ("beat", "welcome", "refused", "stop", "order", "resync", "goodbye_seen")
+    __slots__ = ("beat", "welcome", "refused", "stop", "order", "resync", "goodbye_seen", "examine", "kill")
     BEAT_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -293,6 +339,8 @@ class HostOrders(_message.Message):
     ORDER_FIELD_NUMBER: _ClassVar[int]
     RESYNC_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_SEEN_FIELD_NUMBER: _ClassVar[int]
+    EXAMINE_FIELD_NUMBER: _ClassVar[int]
+    KILL_FIELD_NUMBER: _ClassVar[int]
     beat: Beat
     welcome: Welcome
     refused: Refused
@@ -300,4 +348,6 @@ class HostOrders(_message.Message):
     order: Order
     resync: Resync
     goodbye_seen: GoodbyeSeen
-    def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., goodbye_seen: _Optional[_Union[GoodbyeSeen, _Mapping]] = ...) -> None: ...
+    examine: Examine
+    kill: Kill
+    def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., goodbye_seen: _Optional[_Union[GoodbyeSeen, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ...) -> None: ...

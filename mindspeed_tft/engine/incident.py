@@ -32,18 +32,23 @@ class Ending:
     resume: str = ""
 
 
+NOBODY = -1  # the rank of a fault that befell no rank in particular
+_VERBS = {"hang": "hangs"}
+
+
 @dataclass(frozen=True)
 class Fault:
     """A fault, or what a rank noticed of one."""
 
     at: float
-    rank: int
+    rank: int  # or NOBODY
     kind: str
     message: str
     own: bool  # of this rank itself; False: it only noticed a peer
 
     def __str__(self) -> str:
-        return f"rank {self.rank} {self.kind}" + (f": {self.message}" if self.message else "")
+        who = f"rank {self.rank}" if self.rank >= 0 else "all ranks"
+        return f"{who} {_VERBS.get(self.kind, self.kind)}" + (f": {self.message}" if self.message else "")
 
 
 class Incident:

@@ -7,9 +7,9 @@
                    +- (a rewind: REGROUPING, REPAIRING, LOADING, RESUMING)
                    +- (WAITING for newcomers before either of these, where processes are gone)
 
-Where a dump stands is `dump`'s affair, where a repair stands `repair`'s, who is waited for `reboot`'s, which step is
-saved `agreement`'s, who writes or gives what `planning`'s. Here it is decided who is stopped, whose report is waited
-for, and with which words everybody leaves. See README.md beside this file.
+Where a dump stands is `dump`'s affair, where a repair stands `repair`'s, who is waited for `reboot`'s, who hangs
+`watch`'s, which step is saved `agreement`'s, who writes or gives what `planning`'s. Here it is decided who is stopped,
+whose report is waited for, and with which words everybody leaves. See README.md beside this file.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 from mindspeed_tft.engine.agreement import completed
 from mindspeed_tft.engine.desk import Desk, Payload
 from mindspeed_tft.engine.dump import Dump, Stage
-from mindspeed_tft.engine.incident import EXIT_UNSAVED, Ending, Fault, Incident
+from mindspeed_tft.engine.incident import EXIT_UNSAVED, NOBODY, Ending, Fault, Incident
 from mindspeed_tft.engine.planning import RewindPlan
 from mindspeed_tft.engine.reboot import Reboots, Replaced, describe
 from mindspeed_tft.engine.repair import DAMAGING, SPOILING, Repair, Repairs
@@ -33,20 +33,24 @@ from mindspeed_tft.engine.types import (
     Closed,
     Deadlines,
     Event,
+    Examined,
     FaultSeen,
     Heartbeat,
+    Kill,
     Order,
     OrderDone,
     OrderKind,
     RankFinished,
     RankInfo,
     RankLost,
+    RankQuiet,
     RankReport,
     Recovered,
     Registered,
     Reported,
     Tick,
 )
+from mindspeed_tft.engine.watch import Deadlock, Hang, Inquest, Watch
 from mindspeed_tft.engine.words import count, ranks
 
 
@@ -129,6 +133,8 @@ class Engine:
         self._reboots: Reboots | None = None
         if self._repairs is not None and "recover" in strategies:
             self._reboots = Reboots(self._desk, self._roster, deadlines, self._repairs)
+        self._watch = Watch(self._desk, self._roster, deadlines)
+        self._inquest: Inquest | None = None  # into ranks that do not report
         self._stopped_at = 0.0
         self._repair: Repair | None = None  # the try that is running
         self._number = 1  # of the incident
@@ -146,6 +152,8 @@ class Engine:
             RankFinished: self._on_finished,
             Reported: self._on_reported,
             OrderDone: self._on_order_done,
+            RankQuiet: self._on_quiet,
+            Examined: self._on_examined,
             Tick: self._on_tick,
         }
         self._desk.enter("start")
@@ -279,6 +287,7 @@ class Engine:
             self._state = State.TRAINING
             self._desk.note(f"all {self._roster.world_size} ranks registered: protected from now on")
             self._desk.enter("train")
+            self._watch.begin()
 
     def _greet(self, rank: int, arrival: Arrival) -> None:
         """A rank registered after the stop: it must not stay behind in a collective, nor wait for a lost order."""
@@ -305,8 +314,20 @@ class Engine:
             self._desk.note(f"rank {event.rank} is heard again")
         if self.state is not State.RESUMING:  # who trains on already tells of steps that this incident does not lose
             self._furthest = max(self._furthest, event.step - 1)
+        if self._state is State.TRAINING:
+            self._watch.heard(event)
         if self._repairs is not None:
             self._repairs.heard(event.step)
+
+    def _on_quiet(self, event: RankQuiet) -> None:
+        if self._state is State.TRAINING:
+            self._watch.quiet(event)
+
+    def _on_examined(self, event: Examined) -> None:
+        if self._state is State.TRAINING:
+            self._watch.examined(event)
+        elif self._inquest is not None:
+            self._inquest.answer(event)
 
     def _on_finished(self, event: RankFinished) -> None:
         rank, roster = event.rank, self._roster
@@ -427,6 +448,7 @@ class Engine:
         self._state = State.STOPPING
         self._desk.enter("stop")
         self._awaited = self._roster.alive - self._reports.keys()
+        self._inquest = None
         self._stopped_at = self._desk.now
         self._deadline = self._desk.now + self._deadlines.stop
         told = self._roster.told
@@ -479,6 +501,7 @@ class Engine:
         self._silent.clear()
         self._awaited = set()
         self._state = State.TRAINING
+        self._watch.begin()
         self._close_when_finished()
 
     def _replaced(self) -> list[Replaced]:
@@ -492,6 +515,57 @@ class Engine:
         self._desk.note(f"the job did not start: {reason}")
         self._desk.stop(self._roster.told, reason)
         self._leave(Ending("failed", -1, EXIT_UNSAVED, "the job had not started training, there is no step to save"))
+
+    # ------------------------------------------------------------------------------------------------ hangs
+
+    def _tick_training(self) -> None:
+        found = self._watch.look()
+        if isinstance(found, Deadlock):
+            fault = Fault(self._desk.now, NOBODY, "link", found.message, own=False)
+            self._book_fault(fault, None)
+            self._desk.note(str(fault), warn=True)
+            self._stop(str(fault))
+        elif found:
+            self._stop("; ".join(str(fault) for fault in self._end(found)))
+
+    def _end(self, hangs: list[Hang]) -> list[Fault]:
+        """Processes that do not move any more are ended. Their end is seen like any other, and has a cause already."""
+        faults = [Fault(self._desk.now, hang.rank, "hang", hang.message, own=True) for hang in hangs]
+        for hang, fault in zip(hangs, faults, strict=True):
+            self._book_fault(fault, None)
+            self._desk.note(f"{fault}. Its process {hang.pid} is killed", warn=True)
+            self._desk.put(Kill(hang.rank, hang.pid))
+        return faults
+
+    def _tick_stopping(self) -> None:
+        """Reports are awaited. Who sends none in time is ended, where another process can take the place of his."""
+        now, inquest = self._desk.now, self._inquest
+        if inquest is not None and inquest.reasons and inquest.over:
+            if victims := [hang for hang in inquest.victims() if hang.rank in self._awaited]:
+                self._end(victims)
+                self._stopped_at = now  # newcomers can start only now
+                self._deadline = now + self._deadlines.heartbeat_lost
+            else:
+                self._deadline = now
+            inquest.reasons.clear()
+        if now < self._deadline:
+            return
+        if inquest is None and self._may_end_silent():
+            why = f"did not report within {self._deadlines.stop:g} s of the stop"
+            reasons = dict.fromkeys(self._awaited, why)
+            self._desk.note(f"{ranks(reasons)} {why}: looked at", warn=True)
+            self._inquest = Inquest(self._desk, self._roster, reasons, self._deadlines.heartbeat_lost)
+            self._deadline = now + 2 * self._deadlines.heartbeat_lost
+        else:
+            self._decide()
+
+    def _may_end_silent(self) -> bool:
+        return (
+            self._deadlines.hang > 0
+            and self._reboots is not None
+            and bool(self._awaited)
+            and self._reboots.worth(self._reports, self._awaited)
+        )
 
     # ------------------------------------------------------------------------------------------------ reports
 
@@ -614,8 +688,10 @@ class Engine:
             flow.tick()
         elif (waiting := self._waiting) is not None:
             self._tick_waiting(waiting)
-        elif self._state is State.STOPPING and self._desk.now >= self._deadline:
-            self._decide()
+        elif self._state is State.STOPPING:
+            self._tick_stopping()
+        elif self._state is State.TRAINING:
+            self._tick_training()
         elif self._state is State.EXITING and self._desk.now >= self._deadline:
             self._desk.note(f"{self._absent()} did not leave within {self._deadlines.exit:g} s", warn=True)
             self._close()

@@ -100,6 +100,10 @@ class Reboots:
         """Some process is gone, or has to be another one before training can go on."""
         return bool(self._roster.lost or self._doomed())
 
+    def worth(self, reports: Mapping[int, RankReport], silent: Collection[int]) -> bool:
+        """Training could go on, if newcomers stood for these ranks too, which do not report."""
+        return not self._hopeless(reports, self._doomed(), silent)
+
     def begin(self, reports: Mapping[int, RankReport], stopped_at: float) -> str:
         """Wait for newcomers, if that is worth while; otherwise why not."""
         first = not self.waiting
@@ -177,12 +181,14 @@ class Reboots:
                 found.setdefault(fault.rank, fault)
         return found
 
-    def _hopeless(self, reports: Mapping[int, RankReport], doomed: Mapping[int, Fault]) -> str:
-        """Why training cannot go on even when all newcomers have come."""
+    def _hopeless(
+        self, reports: Mapping[int, RankReport], doomed: Mapping[int, Fault], silent: Collection[int] = ()
+    ) -> str:
+        """Why training cannot go on even when all newcomers have come, also for the `silent`."""
         roster, faults = self._roster, self._desk.incident.faults
         if roster.finished:
             return f"{ranks(roster.finished)} finished training"
-        if mute := roster.alive - reports.keys():
+        if mute := roster.alive - reports.keys() - {*silent}:
             return f"{ranks(mute)} did not report"
         if leaving := next((fault for fault in faults if fault.own and fault.kind in LEAVING), None):
             return f"a rank was asked to end ({leaving})"
@@ -193,9 +199,9 @@ class Reboots:
                 f"the newcomer for rank {others[0].rank} is of part {others[0].part} with shards "
                 f"{some(others[0].holds)}, which differs from its predecessor; it was started with other settings"
             )
-        return self._no_way(reports, doomed)
+        return self._no_way(reports, {*doomed, *silent})
 
-    def _no_way(self, reports: Mapping[int, RankReport], doomed: Mapping[int, Fault]) -> str:
+    def _no_way(self, reports: Mapping[int, RankReport], doomed: Collection[int]) -> str:
         """Why the state could not be had without the ranks that are gone or have to go."""
         roster = self._roster
         absent = {*roster.lost, *doomed}

@@ -76,6 +76,28 @@ class Heartbeat(Event):
     rank: int
     step: int
     phase: str
+    waiting: bool = False  # some thread of the rank waits for an operation that needs its peers
+    pulse: int = 0  # changes when the main thread's Python stack does; 0: unknown
+
+
+@dataclass(frozen=True)
+class RankQuiet(Event):
+    """A relay that is well has heard nothing of a rank whose process lives and is connected. Said again and again."""
+
+    rank: int
+    seconds: float  # by the relay's own looks, so that a relay which was stopped itself does not count that time
+    state: str = ""  # of the main thread, as in /proc: "T" stopped, "D" in the kernel, ...
+
+
+@dataclass(frozen=True)
+class Examined(Event):
+    """A relay has looked at a process as it was asked to."""
+
+    rank: int
+    pid: int
+    spare: str = ""  # why this process must not be killed
+    stacks: str = ""  # file with the stacks of all its threads
+    message: str = ""  # why there is no such file
 
 
 @dataclass(frozen=True)
@@ -179,6 +201,21 @@ class Order(Action):
 
 
 @dataclass(frozen=True)
+class Examine(Action):
+    """Keep the stacks of this rank's process, and say whether it may be killed: answered by `Examined`."""
+
+    rank: int
+
+
+@dataclass(frozen=True)
+class Kill(Action):
+    """End this process of a rank, which does not move any more. Its end is told as that of any other."""
+
+    rank: int
+    pid: int
+
+
+@dataclass(frozen=True)
 class Note(Action):
     """A line for the incident: every decision comes with its reason. `stage` names the stage that begins or ends."""
 
@@ -219,3 +256,5 @@ class Deadlines:
     exit: float
     register: float = 300.0  # after the first rank registered; a warning only, that the job is not protected
     reboot: float = 60.0  # from the stop until each lost rank has a newcomer that reported; for the strategy "recover"
+    hang: float = 0.0  # without progress, at least, until a rank that others wait for is taken to hang; 0: no watch
+    hang_fixed: bool = False  # `hang` is the limit, however long steps take; False: longer steps make it longer

@@ -61,12 +61,29 @@ class Abort:
             self._sleepers.discard(sleeper)
 
 
+_threads: dict[int, None] = {}  # that wait for peers; one step each to enter and to leave, so that no lock is needed
+
+
+def for_peers() -> bool:
+    """Whether a thread of this process waits for an operation that it does together with other ranks."""
+    return bool(_threads)
+
+
 class Interrupted(Exception):
     """The wait ended because of an abort; the operation below may still be under way."""
 
 
 def wait_in_slices(work: Any, abort: Abort) -> None:
     """Wait for a collective; raises what the operation raised, or `Interrupted` after an abort."""
+    me = threading.get_ident()
+    _threads[me] = None
+    try:
+        _wait_in_slices(work, abort)
+    finally:
+        _threads.pop(me, None)
+
+
+def _wait_in_slices(work: Any, abort: Abort) -> None:
     while True:
         try:
             work.wait(SLICE)
@@ -112,13 +129,16 @@ class Waiter:
                 outcome.append(exc)
             done.set()
 
+        me = threading.get_ident()
         abort.add(done)
+        _threads[me] = None
         try:
             if abort.is_set:
                 raise Interrupted(abort.reason)
             self._jobs.put(job)
             done.wait()
         finally:
+            _threads.pop(me, None)
             abort.remove(done)
         if not outcome:
             raise Interrupted(abort.reason)

@@ -65,7 +65,7 @@ class Collective:
                 self.job.after(self.job.jitter(0.01), lambda member=member: self._let_out(member))
 
     def _let_out(self, rank: SimRank) -> None:
-        if rank.inside is self and not (self.torn and self.job.coin(0.5)):
+        if rank.inside is self and not rank.frozen and not (self.torn and self.job.coin(0.5)):
             rank.inside = None
             rank.released(self.name)
 
@@ -125,6 +125,8 @@ class SimRank:
         self.inside: Collective | None = None
         self.link = Link()
         self.spell = ""  # what the next order suffers: "fail", "slow"
+        self.frozen = ""  # how it hangs, if nothing goes on here at all
+        self.resting = True  # between two steps
         self._report_due = False
         self._hurt = 0  # memory faults so far
         self._turn = 0  # grows when the running order is over
@@ -164,9 +166,11 @@ class SimRank:
 
     def begin_step(self) -> None:
         self.step += 1
+        self.resting = False
         self.commit, self.update = Commit.NONE, Update.UNTOUCHED
         self._reach("compute")
-        self._go_on(0.1, lambda: self._enter("reduce"))
+        slow = self.job.scenario.uneven and self.job.coin(0.05)
+        self._go_on(4.0 if slow else 0.1, lambda: self._enter("reduce"))
 
     def _enter(self, name: str) -> None:
         if self.stopping:
@@ -194,8 +198,11 @@ class SimRank:
             self._reach("passed")
             self._go_on(0.01, self._begin_update)
         else:
+            self.resting = True
             self._reach("between")
-            self._go_on(0.02, self._next)
+            evaluates = self.job.scenario.uneven and self.job.coin(0.01)
+            most = 6.0 if self.job.scenario.faults else 90.0  # who is told to stop has to hear it
+            self._go_on(most if evaluates else 0.02, self._next)
 
     def _begin_update(self) -> None:
         self.update, self.updated = Update.DIRTY, self.step
@@ -249,7 +256,20 @@ class SimRank:
 
     def _then(self, most: float, action: Callable[[], None]) -> None:
         life = self._life
-        self.job.after(self.job.jitter(most), lambda: action() if self._life == life and self.alive else None)
+        self.job.after(
+            self.job.jitter(most), lambda: action() if self._life == life and self.alive and not self.frozen else None
+        )
+
+    @property
+    def phase(self) -> str:
+        """As a session stamps it."""
+        if self.held:
+            return "stopped"
+        if self.resting:
+            return "between-steps"
+        if self.commit is not Commit.PASSED:
+            return "forward-backward" if self.commit is Commit.NONE else "commit"
+        return "param-gather" if self.update is Update.DONE else "update"
 
     # ------------------------------------------------------------------------------------------------ faults
 

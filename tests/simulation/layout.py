@@ -17,6 +17,8 @@ ORDER_KINDS = ("finish_update", "stage_shards", "write_part", "publish")
 DUMP_POINTS = tuple(f"{when}:{kind}" for kind in ORDER_KINDS for when in ("order", "done"))
 RECOVERY_POINTS = ("stopping", "reported", *DUMP_POINTS)
 
+HANGS = ("freeze", "hold", "stick")  # stopped; a native call with the interpreter's lock; a call that never returns
+HANGING_POINTS = tuple(point for point in STEP_POINTS if point != "between")  # there, work may take any time
 FIRST_FAULTS = ("kill", "kill_host", "raise", "memory", "terminate")
 REBOOT_FAULTS = ("kill", "kill_host", "raise")  # the process does not survive them
 LATER_FAULTS = ("kill", "kill", "kill_host", "fail", "hang", "slow", "cut", "memory")
@@ -122,6 +124,8 @@ class Scenario:
     agent: Agent | None = None  # faults may also be repaired with processes that are started again
     save_every: int = 0  # steps from one periodic checkpoint to the next; 0: none
     drifted: int = -1  # a rank whose random state left the others
+    watch: bool = False  # hangs are looked for
+    uneven: bool = False  # steps take very different times, with long pauses between some
 
     @property
     def online(self) -> bool:

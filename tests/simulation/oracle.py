@@ -39,6 +39,8 @@ def check(simulation: Simulation) -> None:
 
 
 def _ends(simulation: Simulation) -> list[str]:
+    if simulation.stopped_at is None and simulation.scenario.watch and not simulation.struck:
+        return [] if simulation.closed else ["training did not end"]
     if simulation.stopped_at is None:
         silenced = simulation.closed or simulation.scenario.weather.loss  # training ended, or no word came through
         return [] if silenced else ["nobody was stopped"]
@@ -50,6 +52,8 @@ def _ends(simulation: Simulation) -> list[str]:
     if simulation.scenario.online:
         waits = sum(state == State.WAITING.value for _, state in simulation.timeline) + len(simulation.reborn)
         allowed = _REPAIR_ENDS_WITHIN + waits * (DEADLINES.stop + DEADLINES.reboot + DEADLINES.dump)
+        if simulation.scenario.watch:  # who does not report is looked at, and its end awaited
+            allowed += (1 + waits) * 3 * DEADLINES.heartbeat_lost
         spent = [end - begin for begin, end in simulation.incidents]
         return [f"took {took:.1f} s" for took in spent if took > allowed]
     took = simulation.closed[0][0] - simulation.stopped_at

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 from .layout import (
     DUMP_POINTS,
     FIRST_FAULTS,
+    HANGING_POINTS,
+    HANGS,
     LATER_FAULTS,
     RECOVERY_POINTS,
     REPAIR_POINTS,
@@ -175,3 +178,26 @@ def _in_reboot(rng: random.Random, layout: Layout, worse: bool) -> Fault:
     what = rng.choice(("kill", "kill", "raise", "memory", "link", "cut", "fail", "slow", *more))
     points = REPAIR_POINTS if what in ("fail", "slow") else ("stopping", "reported", *REPAIR_POINTS, *REWIND_POINTS)
     return Fault(what, rng.choice(points), rng.randint(1, layout.world_size), rng.choice((0.0, rng.random() * 3)))
+
+
+def draw_hang(seed: int, weather: Weather = CALM) -> Scenario:
+    """A rank hangs once the job has found its pace; a job that may reboot suffers more while it is repaired."""
+    rng = random.Random(seed * 49_979_687 + 11)
+    layout = rng.choice(LAYOUTS)
+    reboots = rng.random() < 0.6
+    point = f"{rng.choice(HANGING_POINTS)}@{rng.randint(12, 20)}"
+    faults = [Fault(rng.choice(HANGS), point, rng.randint(1, layout.world_size), rng.random() * 0.02)]
+    if reboots:
+        more = [_in_reboot(rng, layout, False) for _ in range(rng.choice((0, 0, 1, 2)))]
+        faults += [replace(fault, what=rng.choice((fault.what, *HANGS))) for fault in more]
+    return Scenario(
+        seed,
+        layout,
+        tuple(faults),
+        weather,
+        last_step=23,
+        early_rng=rng.random() < 0.5,
+        agent=Agent() if reboots else None,
+        watch=True,
+        uneven=rng.random() < 0.5,
+    )

@@ -9,16 +9,20 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from mindspeed_tft.engine.incident import EXIT_REBORN
-from mindspeed_tft.engine.machine import Engine
+from mindspeed_tft.engine.machine import Engine, State
 from mindspeed_tft.engine.types import (
     Action,
     Closed,
     Event,
+    Examine,
+    Examined,
     FaultSeen,
     Heartbeat,
+    Kill,
     Order,
     OrderKind,
     RankLost,
+    RankQuiet,
     Recovered,
     Registered,
     Reported,
@@ -29,7 +33,7 @@ from mindspeed_tft.engine.types import (
 
 from .disk import Disk
 from .job import Collective, Meeting, SimRank
-from .layout import DEADLINES, SPOILING_FAULTS, TICK, Fault, Scenario
+from .layout import DEADLINES, HANGS, SPOILING_FAULTS, TICK, Fault, Scenario
 
 DIRTY = Update.DIRTY
 
@@ -41,7 +45,9 @@ class Simulation:
         self.scenario = scenario
         self.random = random.Random(scenario.seed)
         self.disk = Disk()
-        self.engine = Engine(DEADLINES, scenario.layout.world_size, strategies=scenario.strategies)
+        deadlines = replace(DEADLINES, hang=5.0 if scenario.watch else 0.0)
+        self.engine = Engine(deadlines, scenario.layout.world_size, strategies=scenario.strategies)
+        self.killed: list[SimRank] = []  # because they hang
         self.furthest = 0  # the last step whose gradients were final everywhere, since the last rewind
         self.spoils: dict[str, int] = {}  # what was spoiled, and since which step
         self._told: dict[str, int] = {}  # of these, what the engine knew after which stop
@@ -73,6 +79,7 @@ class Simulation:
         self._seats: dict[int, SimRank] = {}  # the process for which each rank registered last
         self._replaced: set[SimRank] = set()
         self._parting: set[SimRank] = set()  # told to come back as another process
+        self._last_beat: dict[SimRank, float] = {}
         self._resumed: dict[int, int] = {}  # epoch -> the step from which ranks went on
 
     # ------------------------------------------------------------------------------------------------ running
@@ -81,7 +88,7 @@ class Simulation:
         for rank in self.ranks:
             self.after(self.jitter(0.2), lambda rank=rank: self._start(rank))
         self.after(TICK, self._tick)
-        limit = 300.0 if self.scenario.agent is None else 3000.0
+        limit = 300.0 if self.scenario.agent is None and not self.scenario.uneven else 3000.0
         while self._queue:
             self.now, _, action = heapq.heappop(self._queue)
             if self.now > limit or (self.closed and self.now > self.closed[0][0] + 1.0):
@@ -107,9 +114,15 @@ class Simulation:
         self.after(self.jitter(4.0), rank.started)
 
     def _beat(self, rank: SimRank) -> None:
-        if rank.alive and not rank.hung and self.scenario.layout.world_size <= 64:
-            self.say(rank, Heartbeat(0.0, rank.number, rank.step, "step"))
-            self.after(DEADLINES.heartbeat, lambda: self._beat(rank))
+        if not rank.alive or self.scenario.layout.world_size > 64 or (rank.hung and not self.scenario.watch):
+            return
+        if not rank.hung or rank.frozen == "stick":
+            waiting = rank.inside is not None
+            self.say(rank, Heartbeat(0.0, rank.number, rank.step, rank.phase, waiting, hash(waiting)))
+            self._last_beat[rank] = self.now
+        elif (quiet := self.now - self._last_beat.get(rank, self.now)) >= DEADLINES.heartbeat_lost:
+            self.say(rank, RankQuiet(0.0, rank.number, quiet, "T" if rank.frozen == "freeze" else "S"))
+        self.after(DEADLINES.heartbeat, lambda: self._beat(rank))
 
     def _tick(self) -> None:
         self._feed(Tick(0.0))
@@ -205,6 +218,8 @@ class Simulation:
     def _do(self, action: Action) -> None:
         if self.closed and not isinstance(action, (Stop, Order, Closed)):
             return
+        if isinstance(action, (Examine, Kill)):
+            self._look_at(self._seats.get(action.rank, self.ranks[action.rank]), action)
         if isinstance(action, Stop):
             self.stopped_at = self.now if self.stopped_at is None else self.stopped_at
             if action.epoch > self._epoch:
@@ -226,6 +241,21 @@ class Simulation:
             self.recovered.append((self.now, action))
             self._judge_recovery(action)
             self._incident_ends()
+
+    def _look_at(self, rank: SimRank, action: Examine | Kill) -> None:
+        """What a relay does: it is well, whatever its rank does."""
+        if isinstance(action, Examine):
+            seen = Examined(0.0, rank.number, rank.info.pid, "", "stacks.txt")
+            self.after(self.jitter(0.5), lambda: self.say(rank, seen) if rank.alive else None)
+        elif action.pid == rank.info.pid:
+            self._tell(rank, lambda: self._end_process(rank))
+
+    def _end_process(self, rank: SimRank) -> None:
+        if rank.alive:
+            self.killed.append(rank)
+            if not rank.hung and not self.scenario.weather.loss:  # else it may not have heard the stop
+                self.violation(f"rank {rank.number} is killed although it does not hang")
+            rank.kill("killed because it does not move")
 
     def _new_stop(self, epoch: int) -> None:
         if epoch > 1:  # those who reported of their own accord before the first stop are heard
@@ -315,6 +345,8 @@ class Simulation:
             rank.peer_lost(rank.inside)
         elif fault.what == "hang":
             rank.hung = True
+        elif fault.what in HANGS:
+            rank.hung, rank.frozen = True, self._visible(rank, fault.what)
         elif fault.what in ("fail", "slow"):
             rank.spell = fault.what
         elif fault.what == "cut":
@@ -322,13 +354,20 @@ class Simulation:
         else:
             raise ValueError(fault.what)
 
+    def _visible(self, rank: SimRank, hang: str) -> str:
+        """The hang itself, or a like one that can be told from work: a rank that beats may do anything between steps,
+        and in the first steps whoever is not stopped."""
+        if not rank.held and (self.engine.state is not State.TRAINING or self.engine._watch.limit is None):
+            return "freeze"
+        return "hold" if rank.resting and hang == "stick" else hang
+
     # ------------------------------------------------------------------------------------------------ the network
 
     def say(self, rank: SimRank, event: Event) -> None:
         """Rank to engine."""
         link = rank.link
         if not link.up:
-            if not isinstance(event, Heartbeat):
+            if not isinstance(event, (Heartbeat, RankQuiet)):
                 link.unsaid.append(event)
             return
         number = link.number
@@ -341,7 +380,7 @@ class Simulation:
         link = rank.link
         if number == link.number:
             self._hear(rank, event)
-        elif not isinstance(event, Heartbeat):
+        elif not isinstance(event, (Heartbeat, RankQuiet)):
             self._say_again(rank, event)  # it was in flight when the connection broke
 
     def _hear(self, rank: SimRank, event: Event) -> None:

@@ -128,11 +128,12 @@ class Rank:
         self.log = tmp / f"rank{rank}-{time.monotonic_ns()}.jsonl"
         self.err = self.log.with_suffix(".err")
         local = rank if local_rank is None else local_rank
+        program = options.pop("program", "control_rank.py")
         words = {"config": cfg.to_json(), "rank": rank, "local_rank": local, "log": str(self.log), **options}
         env = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent.parent}"}
         with open(self.err, "wb") as err:
             self.process = subprocess.Popen(
-                [sys.executable, str(HERE / "control_rank.py"), json.dumps(words)],
+                [sys.executable, str(HERE / str(program)), json.dumps(words)],
                 stdin=subprocess.DEVNULL,
                 stdout=err,
                 stderr=err,

@@ -41,7 +41,7 @@ reports = st.builds(
 )
 texts_by_text = st.dictionaries(texts, texts, max_size=5)
 rank_events = st.one_of(
-    st.builds(t.Heartbeat, st.just(1.5), ranks, steps, texts),
+    st.builds(t.Heartbeat, st.just(1.5), ranks, steps, texts, st.booleans(), st.integers(0, 2**32 - 1)),
     st.builds(t.FaultSeen, st.just(1.5), ranks, texts, texts, st.booleans()),
     st.builds(t.RankFinished, st.just(1.5), ranks),
     st.builds(t.Reported, st.just(1.5), reports),
@@ -90,6 +90,22 @@ def test_a_loss_comes_back(rank: int, message: str, pid: int, session: str) -> N
     assert codec.lost_from_wire(over_the_wire(codec.lost_to_wire(lost, session)), 3.0) == lost
 
 
+@given(ranks, st.floats(0, 1e9), texts, st.integers(0, 2**31), texts, texts, texts)
+def test_what_a_relay_says_of_a_rank_comes_back(
+    rank: int, seconds: float, state: str, pid: int, spare: str, stacks: str, session: str
+) -> None:
+    for event in (t.RankQuiet(4.0, rank, seconds, state), t.Examined(4.0, rank, pid, spare, stacks, state)):
+        message = over_the_wire(codec.witness_to_wire(event, session))
+        assert codec.witness_from_wire(message, 4.0) == event
+        assert message.session == session
+
+
+@given(ranks, st.integers(0, 2**31))
+def test_what_a_relay_is_told_comes_back(rank: int, pid: int) -> None:
+    assert codec.examine_from_wire(over_the_wire(codec.examine_to_wire(t.Examine(rank)))) == t.Examine(rank)
+    assert codec.kill_from_wire(over_the_wire(codec.kill_to_wire(t.Kill(rank, pid)))) == t.Kill(rank, pid)
+
+
 @given(texts, texts, st.booleans(), steps)
 def test_notes_and_ends_come_back(stage: str, text: str, warn: bool, step: int) -> None:
     note, closed = t.Note(stage, text, warn), t.Closed(stage, step, text)
@@ -101,12 +117,16 @@ def test_every_type_of_the_engine_has_a_place() -> None:
     """A new event or action must not be forgotten here. Ticks, notes and endings are the controller's own."""
     known = {
         t.Registered, t.Heartbeat, t.FaultSeen, t.RankLost, t.RankFinished, t.Reported, t.OrderDone, t.Tick,
-        t.Stop, t.Order, t.Note, t.Recovered, t.Closed,
+        t.RankQuiet, t.Examined, t.Stop, t.Order, t.Examine, t.Kill, t.Note, t.Recovered, t.Closed,
     }  # fmt: skip
     assert {*t.Event.__subclasses__(), *t.Action.__subclasses__()} == known
 
 
-@pytest.mark.parametrize("kind", [t.RankInfo, t.RankReport, t.FaultSeen, t.RankLost, t.OrderDone, t.Stop, t.Order])
+KINDS = [t.RankInfo, t.RankReport, t.Heartbeat, t.FaultSeen, t.RankLost, t.OrderDone, t.Stop, t.Order]
+KINDS += [t.RankQuiet, t.Examined, t.Examine, t.Kill]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_field_has_a_place(kind: type) -> None:
     """A field with a default would be lost without a word. `at` is the controller's own."""
     message = getattr(wire, kind.__name__)

@@ -25,6 +25,7 @@ from cryptography.x509.oid import NameOID
 
 from mindspeed_tft.control import tls
 from mindspeed_tft.control import wire_pb2 as wire
+from mindspeed_tft.control.codec import PROTOCOL
 from mindspeed_tft.control.config import ControlConfig, ControlRefused
 from mindspeed_tft.control.uplink import METHOD
 from mindspeed_tft.engine.incident import EXIT_SAVED
@@ -202,7 +203,9 @@ def test_peers_without_a_certificate_of_ours_are_refused(tmp_path: Path) -> None
         process.communicate(timeout=5)
 
 
-def say_hello(address: str, credentials: grpc.ChannelCredentials | None, run: str = "test") -> wire.HostOrders:
+def say_hello(
+    address: str, credentials: grpc.ChannelCredentials | None, run: str = "test", protocol: int = PROTOCOL
+) -> wire.HostOrders:
     channel = grpc.insecure_channel(address) if credentials is None else grpc.secure_channel(address, credentials)
     with channel:
         call = channel.stream_stream(
@@ -210,7 +213,7 @@ def say_hello(address: str, credentials: grpc.ChannelCredentials | None, run: st
             request_serializer=wire.HostSays.SerializeToString,
             response_deserializer=wire.HostOrders.FromString,
         )
-        hello = wire.HostHello(protocol=1, host="hosta", node_rank=0, run=run)
+        hello = wire.HostHello(protocol=protocol, host="hosta", node_rank=0, run=run)
         return next(call(iter([wire.HostSays(hello=hello)]), timeout=5))
 
 
@@ -221,6 +224,8 @@ def test_a_relay_of_another_job_is_refused(tmp_path: Path) -> None:
         assert process.stdout is not None and process.stdout.readline() == "ready\n"
         answer = say_hello(f"127.0.0.1:{cfg.port}", None, run="another")
         assert "belongs to job 'another'" in answer.refused.reason
+        answer = say_hello(f"127.0.0.1:{cfg.port}", None, protocol=PROTOCOL - 1)
+        assert f"it speaks protocol {PROTOCOL - 1}, this controller speaks {PROTOCOL}" in answer.refused.reason
     finally:
         process.kill()
         process.communicate(timeout=5)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from control_support import until
 
 from mindspeed_tft.control import pids
@@ -69,3 +70,16 @@ def test_a_process_whose_first_thread_ended_lives() -> None:
 
 def test_a_process_without_a_pidfd() -> None:
     assert pids.open_pidfd(0) == -1  # what SO_PEERCRED says of a process in another namespace
+
+
+def test_the_state_of_a_process_and_who_traces_it() -> None:
+    process = start(SLEEPER)
+    try:
+        assert pids.tracer(process.pid) == 0
+        os.kill(process.pid, signal.SIGSTOP)
+        until(lambda: pids.state(process.pid) == "T", 5)
+    finally:
+        finish(process)
+    assert pids.state(process.pid) == ""
+    with pytest.raises(OSError):
+        pids.tracer(process.pid)

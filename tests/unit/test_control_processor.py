@@ -10,7 +10,7 @@ import socket
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from control_support import until
 
 from mindspeed_tft.control import codec, framing
 from mindspeed_tft.control import wire_pb2 as wire
-from mindspeed_tft.control.processor import Processor
+from mindspeed_tft.control.processor import Processor, pulse
 from mindspeed_tft.engine import types as t
 
 DEADLINES = t.Deadlines(heartbeat=0.05, heartbeat_lost=5.0, stop=1.0, order=1.0, dump=2.0, exit=1.0)
@@ -106,8 +106,13 @@ class Stops:
 
 
 @contextlib.contextmanager
-def started(relay: FakeRelay, on_stop: Stops | None = None, deadlines: t.Deadlines = DEADLINES) -> Iterator[Processor]:
-    processor = Processor(relay.path, deadlines, on_stop or Stops())
+def started(
+    relay: FakeRelay,
+    on_stop: Stops | None = None,
+    deadlines: t.Deadlines = DEADLINES,
+    waits: Callable[[], bool] = lambda: False,
+) -> Iterator[Processor]:
+    processor = Processor(relay.path, deadlines, on_stop or Stops(), waits=waits)
     hello = threading.Thread(target=relay.accept)
     hello.start()
     try:
@@ -123,7 +128,31 @@ def test_it_registers_and_beats_with_the_latest_stamps(relay: FakeRelay) -> None
         assert processor.connected
         processor.step, processor.phase = 12, "backward"
         until(lambda: relay.read("heartbeat").heartbeat.step == 12, 2)
-        assert relay.read("heartbeat").heartbeat == wire.Heartbeat(rank=3, step=12, phase="backward")
+        beat = relay.read("heartbeat").heartbeat
+        assert beat.pulse
+        beat.pulse = 0
+        assert beat == wire.Heartbeat(rank=3, step=12, phase="backward")
+
+
+def test_heartbeats_tell_whether_the_rank_waits_and_whether_its_main_thread_gets_on(relay: FakeRelay) -> None:
+    waits = [False]
+    with started(relay, waits=lambda: waits[0]):
+        assert not relay.read("heartbeat").heartbeat.waiting
+        waits[0] = True
+        until(lambda: relay.read("heartbeat").heartbeat.waiting, 2)
+
+
+def test_the_pulse_is_that_of_the_main_thread() -> None:
+    first = pulse()
+    assert first != pulse(), "the main thread has got on"
+    done = threading.Event()
+
+    def stands() -> None:
+        until(lambda: pulse() == pulse(), 5, "a pulse that stays")
+        done.set()
+
+    threading.Thread(target=stands).start()
+    assert done.wait(6)  # in which the main thread does not get on
 
 
 def test_a_stop_runs_the_handler_in_the_worker_thread(relay: FakeRelay) -> None:

@@ -18,6 +18,7 @@ from mindspeed_tft.engine.types import (
     Commit,
     Deadlines,
     Event,
+    Examined,
     FaultSeen,
     Heartbeat,
     Note,
@@ -27,6 +28,7 @@ from mindspeed_tft.engine.types import (
     RankFinished,
     RankInfo,
     RankLost,
+    RankQuiet,
     RankReport,
     Registered,
     Reported,
@@ -45,8 +47,8 @@ PUBLISH, DISCARD, EXIT = OrderKind.PUBLISH, OrderKind.DISCARD, OrderKind.EXIT
 class Job:
     """An engine with a clock, four ranks by default: one part, two shards, rank r holds shard r % 2."""
 
-    def __init__(self, world: int = 4, register: bool = True) -> None:
-        self.engine = Engine(DEADLINES, world)
+    def __init__(self, world: int = 4, register: bool = True, hang: float = 0.0) -> None:
+        self.engine = Engine(replace(DEADLINES, hang=hang), world)
         self.world, self.now = world, 100.0
         self.actions: list[Action] = []
         self.answered: set[int] = set()
@@ -922,7 +924,11 @@ reports = st.builds(
 )
 events = st.one_of(
     st.builds(Registered, at=st.just(0.0), info=st.builds(Job.info, st.none(), ranks, st.sampled_from([0, 7]))),
-    st.builds(Heartbeat, at=st.just(0.0), rank=ranks, step=st.integers(0, 3), phase=st.just("x")),
+    st.builds(Heartbeat, at=st.just(0.0), rank=ranks, step=st.integers(0, 30), waiting=st.booleans(),
+              phase=st.sampled_from(["x", "forward-backward"])),
+    st.builds(RankQuiet, at=st.just(0.0), rank=ranks, seconds=st.sampled_from([5.0, 500.0]),
+              state=st.sampled_from("TS")),
+    st.builds(Examined, at=st.just(0.0), rank=ranks, pid=st.sampled_from([1001, 7]), spare=st.sampled_from(["", "x"])),
     st.builds(FaultSeen, at=st.just(0.0), rank=ranks, kind=st.sampled_from(["peer", "memory"]),
               message=st.just("x"), own=st.booleans()),
     st.builds(RankLost, at=st.just(0.0), rank=ranks, message=st.just("x"), pid=st.sampled_from([0, 1001])),
@@ -934,9 +940,11 @@ events = st.one_of(
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.booleans(), st.lists(st.tuples(events, st.sampled_from([0.0, 0.1, 5.0])), max_size=40))
-def test_any_events_in_any_order_end_within_the_deadlines(register: bool, drawn: list[tuple[Event, float]]) -> None:
-    job = Job(register=register)
+@given(st.booleans(), st.booleans(), st.lists(st.tuples(events, st.sampled_from([0.0, 0.1, 5.0])), max_size=40))
+def test_any_events_in_any_order_end_within_the_deadlines(
+    register: bool, watched: bool, drawn: list[tuple[Event, float]]
+) -> None:
+    job = Job(register=register, hang=5.0 if watched else 0.0)
     for event, pause in drawn:
         job.now += pause
         job.feed(event)

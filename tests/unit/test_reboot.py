@@ -226,7 +226,7 @@ def test_without_the_strategy_a_loss_is_a_dump_and_a_newcomer_is_told_to_leave()
 # ------------------------------------------------------------------------------------------------ sent away
 
 
-@pytest.mark.parametrize("kind", ["exception", "device", "hang"])
+@pytest.mark.parametrize("kind", ["exception", "device", "handler"])
 def test_a_process_that_cannot_go_on_is_sent_to_come_back(kind: str) -> None:
     job = Reborn()
     job.fault(1, kind, "broken")

@@ -112,3 +112,24 @@ def test_flags_are_added_only_if_absent() -> None:
     parser.add_argument("--enable-high-availability", action="store_true", help="somebody else's")
     arguments.add_flags(parser)
     assert parser.parse_args(["--enable-high-availability"]).enable_high_availability is True
+
+
+@pytest.mark.parametrize(
+    ("words", "hang", "fixed"),
+    [
+        ([], settings.HANG_DUMPED, False),
+        (["--enable-worker-reboot"], settings.HANG_RESTARTED, False),
+        (["--tft-hang-seconds", "7.5"], 7.5, True),
+        (["--tft-hang-seconds", "-1"], 0.0, False),
+    ],
+)
+def test_how_long_a_rank_may_stand_still(words: list[str], hang: float, fixed: bool) -> None:
+    found, _ = resolve(["--enable-high-availability", *words])
+    deadlines = found.deadlines()
+    assert (deadlines.hang, deadlines.hang_fixed) == (hang, fixed)
+
+
+def test_a_hang_cannot_be_found_faster_than_ranks_are_heard() -> None:
+    found, _ = resolve(["--enable-high-availability", "--tft-hang-seconds", "1"])
+    with pytest.raises(Refused, match=r"--tft-hang-seconds.*two heartbeats.*set it to at least 2"):
+        found.deadlines()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import weakref
@@ -9,7 +10,7 @@ from datetime import timedelta
 
 import pytest
 
-from mindspeed_tft.groups.waiting import Abort, Interrupted, wait_in_slices, wait_on_helper
+from mindspeed_tft.groups.waiting import Abort, Interrupted, for_peers, wait_in_slices, wait_on_helper
 
 
 class Work:
@@ -47,6 +48,27 @@ def test_an_abort_ends_a_wait_that_has_begun(wait: object) -> None:
     with pytest.raises(Interrupted, match="told"):
         wait(work, abort)  # type: ignore[operator]
     assert time.monotonic() - begin < 1
+    work.ended.set()
+
+
+@pytest.mark.parametrize("wait", [wait_in_slices, wait_on_helper])
+@pytest.mark.parametrize("ends", ["well", "with an error", "with an abort"])
+def test_it_is_known_that_a_rank_waits(wait: object, ends: str) -> None:
+    abort, work = Abort(), Work(error="connection closed" if ends == "with an error" else "")
+    seen: list[bool] = []
+
+    def end() -> None:
+        seen.append(for_peers())
+        if ends == "with an abort":
+            abort.set("told", 1)
+        else:
+            work.ended.set()
+
+    assert not for_peers()
+    threading.Timer(0.05, end).start()
+    with pytest.raises((Interrupted, RuntimeError)) if ends != "well" else contextlib.nullcontext():
+        wait(work, abort)  # type: ignore[operator]
+    assert seen == [True] and not for_peers()
     work.ended.set()
 
 
