@@ -172,11 +172,11 @@ class Watch:
     def limit(self) -> float | None:
         """Seconds without progress that no healthy step takes; None while that is not known."""
         shortest = self._deadlines.hang
-        if shortest <= 0 or self._steps < WARM_UP:
+        if shortest <= 0:
             return None
         if self._deadlines.hang_fixed:
             return shortest
-        if not self._times:
+        if self._steps < WARM_UP or not self._times:
             return None
         ordered = sorted(self._times)
         usual = ordered[math.ceil(0.99 * len(ordered)) - 1]

@@ -195,6 +195,11 @@ def fire(fault: FaultSpec) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
     elif fault.kind == "segv":
         ctypes.string_at(0)
+    elif fault.kind == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif fault.kind == "hang":
+        while True:  # pause returns when a signal was handled, and whoever looks for hangs may send one
+            ctypes.CDLL(None).pause()
     elif fault.kind == "exc":
         raise DrillException(f"drill: {fault}")
     elif fault.kind == "oom":

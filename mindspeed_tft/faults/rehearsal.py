@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from mindspeed_tft.agent import policy, spare, standby
 from mindspeed_tft.faults import gpt_job, inject, jobs, spec, verdict
 from mindspeed_tft.faults.references import ReferenceCache, environment_facts, sources_digest
-from mindspeed_tft.faults.spec import FaultSpec, Layout, SpecError, format_faults
+from mindspeed_tft.faults.spec import HANGS, FaultSpec, Layout, SpecError, format_faults
 from mindspeed_tft.faults.verdict import Compared, Evidence, Recovery, Verdict
 
 PROGRAM = "mindspeed_tft.faults.gpt_job"
@@ -253,7 +253,9 @@ def stock_flags(plan: Plan) -> tuple[str, ...]:
 
 def plugin_flags(plan: Plan) -> tuple[str, ...]:
     replicas = _replica_flags(plan.replicas)
-    return (*training_flags(plan), "--enable-high-availability", *replicas, *_ONLINE[plan.preset])
+    # The steps of a drill are too few to find out how long one takes.
+    hang = ("--tft-hang-seconds", "5") if any(fault.kind in HANGS for fault in plan.faults) else ()
+    return (*training_flags(plan), "--enable-high-availability", *replicas, *_ONLINE[plan.preset], *hang)
 
 
 def _replica_flags(replicas: int) -> tuple[str, ...]:

@@ -32,7 +32,8 @@ KINDS: dict[str, str] = {
 # After these a rank goes on in what it was doing; the others end it.
 GOES_ON: frozenset[str] = frozenset({"term", "link", "nan"})
 # After these the process cannot train on: it dies of them, or has to make room for another one.
-ENDS_PROCESS: frozenset[str] = frozenset({"kill", "segv", "exc", "oom"})
+ENDS_PROCESS: frozenset[str] = frozenset({"kill", "segv", "exc", "oom", "stop", "hang"})
+HANGS: frozenset[str] = frozenset({"stop", "hang"})  # the watch ends the process
 _SIGNALS: frozenset[str] = frozenset({"kill", "segv"})  # no handler of ours runs
 
 # The moments of a step in the order in which a rank passes them; `save` and `eval` lie between steps.
@@ -57,9 +58,9 @@ DTYPES: tuple[str, ...] = ("fp32", "bf16", "fp16")
 # What can be rehearsed today; a later feature adds its line here.
 # With `retry` the kinds of `dump` show what happens to a fault that cannot be repaired online.
 AVAILABLE_KINDS: dict[str, tuple[str, ...]] = {
-    "dump": ("kill", "term", "segv", "exc", "oom"),
+    "dump": ("kill", "term", "segv", "exc", "oom", "stop", "hang"),
     "retry": ("uce", "uce-low", "link", "nan", "kill", "term", "segv", "exc", "oom"),
-    "recover": ("kill", "segv", "exc", "oom", "uce", "uce-low", "link"),
+    "recover": ("kill", "segv", "exc", "oom", "stop", "hang", "uce", "uce-low", "link"),
 }
 REPAIRED_ONLINE: frozenset[str] = frozenset({"uce", "uce-low", "link"})
 KINDS_IN_REPAIR: tuple[str, ...] = ("uce", "uce-low", "link", "kill", "exc", "segv")
@@ -228,6 +229,7 @@ def check_drill(
     for fault in faults:
         _check_fault(preset, layout, fault, steps)
         _check_nan(fault, dtype)
+        _check_hang(fault)
         _check_in_repair(preset, fault, faults)
     _check_checkpoints(faults, replicas, save_interval)
 
@@ -281,6 +283,14 @@ def _check_fault(preset: str, layout: Layout, fault: FaultSpec, steps: int) -> N
     if not 2 <= fault.step < steps:
         # Before step 2 nothing is completed that could be saved; after the last step nothing would go on.
         raise SpecError(f"--fault {fault}: with --steps {steps} the step must be one of 2 to {steps - 1}")
+
+
+def _check_hang(fault: FaultSpec) -> None:
+    if fault.kind == "hang" and fault.phase in ("save", "eval"):
+        raise SpecError(
+            f"--fault {fault}: between steps work may take any time, so nobody takes it for a hang; use a phase of the "
+            f"step ({' '.join(STEP_PHASES)}), or kind stop"
+        )
 
 
 def _check_nan(fault: FaultSpec, dtype: str) -> None:

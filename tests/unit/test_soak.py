@@ -96,9 +96,7 @@ def test_all_kinds_come_on_all_ranks_in_all_phases() -> None:
 
 
 def test_a_preset_after_which_nothing_goes_on_is_refused() -> None:
-    with pytest.raises(
-        SpecError, match="with preset retry or recover"
-    ):
+    with pytest.raises(SpecError, match="with preset retry or recover"):
         soak.make_plan("dp4", "fp32", 2, 50, seed=1, preset="dump")
 
 
