@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 _PEER = struct.Struct("3i")
 LOOK = 0.1
+MISSED = 3  # heartbeats, from which on a rank is reported as quiet; what that means is for the engine to say
 _MAX_OUT = 4 * MAX_FRAME
 
 
@@ -154,7 +155,7 @@ class Relay:
         """Counts one more beat of ours without a word of this rank; what there is to say of it."""
         link.missed += 1
         seconds = link.missed * self._deadlines.heartbeat
-        if link.rank < 0 or not link.open or link.goodbye or seconds < self._deadlines.heartbeat_lost:
+        if link.rank < 0 or not link.open or link.goodbye or link.missed < MISSED:
             return None
         return RankQuiet(0.0, link.rank, seconds, pids.state(link.pid))
 

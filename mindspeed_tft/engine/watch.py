@@ -247,7 +247,8 @@ class Watch:
         alive = self._roster.alive
         quiet = {rank: word for rank, word in self._quiet.items() if rank in alive and word.at >= news}
         if len(quiet) == len(alive) and not self._roster.finished:
-            self._warn(f"no rank is heard any more: {ranks(quiet)}")
+            if all(word.seconds >= self._deadlines.heartbeat_lost for word in quiet.values()):
+                self._warn(f"no rank is heard any more: {ranks(quiet)}")
             return {}
         return {
             rank: self._describe_mute(rank, word)
@@ -258,9 +259,10 @@ class Watch:
     def _patience_with(self, rank: int, state: str) -> float:
         """Seconds for which a rank may say nothing. Stopped is stopped; other silence may be work in native code."""
         limit, seen = self.limit, self._seen.get(rank)
-        least = max(self._deadlines.heartbeat_lost, self._deadlines.hang if limit is None else limit)
+        shortest = self._deadlines.hang if limit is None else limit
         if state == "T":
-            return least
+            return shortest
+        least = max(self._deadlines.heartbeat_lost, shortest)
         if limit is None or state == "t":
             return math.inf
         if state == "D":
