@@ -260,7 +260,8 @@ def _warn_of_patience(found: Settings) -> None:
         _say(
             f"note: torchrun kills the survivors of a fault after {patience:g} s, so all deadlines end before that,"
             f" not at --tft-deadline {found.tft_deadline:g}; for large models start with tftrun, or add"
-            f" --shutdown-timeout {found.tft_deadline + settings_module.LAUNCHER_MARGIN:g} to torchrun"
+            f" --logs-specs mindspeed_tft --shutdown-timeout {found.tft_deadline + settings_module.LAUNCHER_MARGIN:g}"
+            " to torchrun"
         )
 
 

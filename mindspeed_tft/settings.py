@@ -86,7 +86,7 @@ class Settings(BaseModel):
         lost = min(10.0, stop / 2)
         # Half of the dump for one order: a rank that hangs in it still leaves time for a second attempt without it.
         found = Deadlines(heartbeat=min(1.0, lost / 4), heartbeat_lost=lost, stop=stop, order=dump / 2, dump=dump,
-                          exit=leave, reboot=self.tft_reboot_wait, hang=self._hang(),
+                          exit=leave, reboot=self.tft_reboot_wait * self.enable_worker_reboot, hang=self._hang(),
                           hang_fixed=self.tft_hang_seconds > 0)  # fmt: skip
         if not found.heartbeat < found.heartbeat_lost < found.stop < total or stop + dump + leave > total + 1e-9:
             raise Refused(

@@ -384,12 +384,18 @@ class MegatronHost:
         self.set_flops(state.flops)
 
     def send_state(self, state: SmallState, target: int) -> None:
-        saved = {step: str(base) for step, base in self._saved.items()}
-        megatron_shards.send_bytes(encode.dumps({"state": state.to_bytes(), "saved": saved}), target)
+        told = {
+            "state": state.to_bytes(),
+            "saved": {step: str(base) for step, base in self._saved.items()},
+            "groups": [megatron_shards.group_options(optimizer) for optimizer in self.optimizers()],
+        }
+        megatron_shards.send_bytes(encode.dumps(told), target)
 
     def receive_state(self, source: int) -> SmallState:
         told = encode.loads(megatron_shards.receive_bytes(source))
         self._saved = {int(step): Path(base) for step, base in told["saved"].items()}
+        for optimizer, groups in zip(self.optimizers(), told["groups"], strict=True):
+            megatron_shards.put_group_options(optimizer, groups)
         return SmallState.from_bytes(told["state"])
 
     def take_place(self, state: SmallState) -> None:

@@ -225,6 +225,20 @@ def receive_unowned(optimizers: list[Any], model: list[Any], source: int) -> int
     return total
 
 
+def group_options(optimizer: Any) -> list[dict[str, Any]]:
+    """What an optimizer's groups hold besides parameters: learning rates and their bounds, betas, weight decay. A job
+    that was resumed has them from the checkpoint, and not from its command line."""
+    return [
+        {key: value for key, value in group.items() if key != "params"} for group in optimizer.optimizer.param_groups
+    ]
+
+
+def put_group_options(optimizer: Any, groups: list[dict[str, Any]]) -> None:
+    """The opposite of `group_options`."""
+    for group, options in zip(optimizer.optimizer.param_groups, groups, strict=True):
+        group.update(options)
+
+
 def send_bytes(data: bytes, target: int) -> None:
     """Send a message whose length the other side does not know."""
     _send(torch.tensor([len(data)], dtype=torch.int64), target)

@@ -32,7 +32,7 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
     host, space = session.host, megatron_host.args()
     model, optimizer, scheduler, data, validation = args[1:6]
     host.attach(model, optimizer, scheduler, data, validation, space.num_floating_point_operations_so_far)
-    if space.load and space.iteration:
+    if space.load and space.iteration and not (space.no_load_optim or space.no_load_rng):
         host.saved(space.iteration, Path(os.path.realpath(space.load)))
     signals.guard_children(session)
     settle()
@@ -46,24 +46,49 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
         try:
             if resumed:
                 _save_if_due(session, args)
+                _exit_if_due(session, args)
             result = wrapped(*args, **kwargs)
             runtime.training_ends()
             return result
         except SystemExit:
             if session.link.phase in ("between-steps", "start"):
                 raise  # Megatron itself ends the job here: --exit-interval, --exit-duration-in-mins, a signal
-            session.recover(RuntimeError("the program called sys.exit in the middle of a step"))
+            _recover(session, RuntimeError("the program called sys.exit in the middle of a step"))
         except BaseException as exc:
-            session.recover(exc)
+            _recover(session, exc)
         resumed = True
 
 
+def _recover(session: Any, exc: BaseException) -> None:
+    try:
+        session.recover(exc)
+    except BaseException:
+        runtime.training_ends()  # unprotected: nobody would wait for another process in this one's place
+        raise
+
+
 def _save_if_due(session: Any, args: Arguments) -> None:
-    """The periodic checkpoint of step S, where the fault came before it or into it. All ranks agree on that first."""
-    host, space = session.host, megatron_host.args()
-    step = session.record.step
-    if not (space.save and space.save_interval and step and step % space.save_interval == 0):
+    """The periodic checkpoint of step S, where the fault came before it or into it."""
+    space, step = megatron_host.args(), session.record.step
+    if space.save and space.save_interval and step and step % space.save_interval == 0:
+        _save(session, args)
+
+
+def _exit_if_due(session: Any, args: Arguments) -> None:
+    """The end of the job at --exit-interval, where the fault came between step S and it."""
+    space, step = megatron_host.args(), session.record.step
+    if not (space.exit_interval and step and step % space.exit_interval == 0):
         return
+    if space.save:
+        _save(session, args)
+    torch.distributed.barrier()
+    runtime.training_ends()
+    raise SystemExit(0)
+
+
+def _save(session: Any, args: Arguments) -> None:
+    """Megatron's own checkpoint of step S, unless it is there. All ranks agree on that first."""
+    host, space, step = session.host, megatron_host.args(), session.record.step
     if not host.all_agree(host.saved_step() == step):
         checkpointing = importlib.import_module("megatron.training.checkpointing")
         checkpointing.save_checkpoint(

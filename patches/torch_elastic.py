@@ -117,8 +117,9 @@ def start_workers(wrapped: Call, _instance: Any, args: Args, kwargs: Kwargs) -> 
 class _Run:
     """One run of an agent: a directory, and the supervisor of the workers that it has now."""
 
-    def __init__(self, directory: Path) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, patience: float) -> None:
+        """`patience`: seconds that workers have to end by themselves when they are asked to."""
+        self.directory, self.patience = directory, patience
         self.context: Any = None
         self.supervisor: Supervisor | None = None
         self._warned = False
@@ -168,7 +169,7 @@ def _supervisor_of(context: Any) -> Supervisor | None:
 
 
 @REGISTRY.wrap(f"{_AGENT}:SimpleElasticAgent.run", group=ELASTIC)
-def run(wrapped: Call, _instance: Any, args: Args, kwargs: Kwargs) -> Any:
+def run(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """An agent's run has a directory, which ends with it."""
     global _run
     os.environ.pop(reboot.ENV_REBORN, None)  # of a worker that launches a job of its own
@@ -176,7 +177,7 @@ def run(wrapped: Call, _instance: Any, args: Args, kwargs: Kwargs) -> Any:
         with _shield.up():
             directory = tempfile.TemporaryDirectory(prefix="tft-agent-", ignore_cleanup_errors=True)
             stack.callback(_leave, directory)
-            _run = _Run(Path(directory.name))
+            _run = _Run(Path(directory.name), float(getattr(instance, "_shutdown_timeout", 0)))
         return wrapped(*args, **kwargs)
 
 
@@ -210,12 +211,23 @@ def poll(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
 
 @REGISTRY.wrap(f"{_API}:SubprocessContext._close", group=ELASTIC)
 def close(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
-    """The workers are ended: those in their second life too, and no more begin."""
+    """The workers are ended: those in their second life too, and no more begin.
+
+    torch gives them 30 seconds where one of them has failed, whatever --shutdown-timeout says: it counts for signals
+    alone. The survivors of a failure are those who save.
+    """
     supervisor = _supervisor_of(instance)
-    if supervisor is not None:
-        with _shield.up():
-            supervisor.stop()
-    return wrapped(*args, **kwargs)
+    if supervisor is None or _run is None:
+        return wrapped(*args, **kwargs)
+    with _shield.up():
+        supervisor.stop()
+    death_sig, timeout = _of_close(*args, **kwargs)
+    return wrapped(death_sig, max(timeout, _run.patience))
+
+
+def _of_close(death_sig: Any, timeout: float = 30) -> tuple[Any, float]:
+    """The arguments of torch's `_close`."""
+    return death_sig, timeout
 
 
 @REGISTRY.wrap(f"{_LOCAL}:LocalElasticAgent._monitor_workers", group=ELASTIC)

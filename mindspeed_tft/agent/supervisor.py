@@ -153,13 +153,13 @@ class Supervisor:
 
     def _decide(self, worker: Watched, now: float) -> None:
         assert worker.status is not None
-        marked = worker.mark.exists()
+        marked = worker.mark.exists() or worker.count > 0  # its first life had come far enough, and the others wait
         peers = {rank: status for rank, status in self._gone().items() if rank != worker.rank}
         decision = self._policy.decide(worker.local_rank, worker.status, marked=marked, peers=peers, now=now)
         if isinstance(decision, Again):
             worker.due = now + decision.delay
             worker.end_session()
-        elif worker.status in NEVER or not (marked or worker.count):
+        elif worker.status in NEVER or not marked:
             worker.shown = True  # as without us, and so without a word
         else:
             self._give_up(worker, decision.why)

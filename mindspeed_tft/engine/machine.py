@@ -409,6 +409,8 @@ class Engine:
         rank, roster = event.rank, self._roster
         if rank not in roster or self._state is State.CLOSED or rank in roster.finished:
             return
+        if event.kind == "terminated" and (self._dump is not None or self._state is State.EXITING):
+            return  # the job is on its way out: launchers ask those that are left to hurry
         fault = Fault(self._desk.now, rank, event.kind, event.message, event.own)
         new = self._book_fault(fault, self._roster.last_heard(rank))
         if not new and not (event.own and self._repair is not None):  # it has reported: it is broken once more

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import sys
+from collections.abc import Sequence
 
 import psutil
 
@@ -12,6 +13,8 @@ _NAMES = ("torchrun", "torch.distributed.run", "torch.distributed.launch", "tftr
 _OPTIONS = ("--shutdown-timeout", "--shutdown_timeout")
 ENV_SHUTDOWN = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
 TORCHRUN_DEFAULT = 30.0
+_LOGS = ("--logs-specs", "--logs_specs")
+OURS = "mindspeed_tft"  # of them
 _ENVIRONMENT = ("HIGH_AVAILABILITY", "TTP_ADDR", "TTP_OT")
 # Options of Megatron that make it load another step, or not all of a checkpoint; True: followed by a value.
 _LOADS_ELSE = {"--load": True, "--ckpt-step": True, "--pretrained-checkpoint": True, "--finetune": False,
@@ -28,16 +31,29 @@ def words() -> list[str]:
 
 
 def patience(found: list[str]) -> float | None:
-    """Seconds between the launcher's SIGTERM and SIGKILL to the survivors of a fault; None: not a plain torchrun."""
+    """Seconds between the launcher's SIGTERM and SIGKILL to the survivors of a fault; None: not torchrun, or as long as
+    the job's own deadline asks for.
+
+    torch's --shutdown-timeout counts for signals to the launcher alone: after a failed worker the others have 30 s,
+    unless the launcher is taught better (`--logs-specs mindspeed_tft`).
+    """
     if not found or any("tftrun" in word for word in found[:4]):
         return None
-    for option in _OPTIONS:
-        for position, word in enumerate(found[:-1]):
-            if word == option:
-                return float(found[position + 1])
-            if word.startswith(option + "="):
-                return float(word.split("=", 1)[1])
-    return float(os.environ.get(ENV_SHUTDOWN, TORCHRUN_DEFAULT))
+    taught = _option(found, _LOGS) == OURS
+    return _asked_for(found) if taught else min(TORCHRUN_DEFAULT, _asked_for(found))
+
+
+def _asked_for(found: list[str]) -> float:
+    return float(_option(found, _OPTIONS) or os.environ.get(ENV_SHUTDOWN, TORCHRUN_DEFAULT))
+
+
+def _option(found: list[str], names: Sequence[str]) -> str:
+    """The value of an option that has several spellings; "" when it was not given."""
+    for position, word in enumerate(found):
+        name, equals, value = word.partition("=")
+        if name in names:
+            return value if equals else "".join(found[position + 1 : position + 2])
+    return ""
 
 
 def resume_command(save: str) -> str:

@@ -2,22 +2,71 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+
+class _Generators(NamedTuple):
+    """The states of this process's generators of random numbers."""
+
+    python: Any
+    numpy: Any
+    torch: Any
+
+    @classmethod
+    def now(cls) -> _Generators:
+        return cls(random.getstate(), np.random.get_state(), torch.get_rng_state())
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, _Generators)
+            and self.python == other.python
+            and self.numpy[2:] == other.numpy[2:]
+            and np.array_equal(self.numpy[1], other.numpy[1])
+            and torch.equal(self.torch, other.torch)
+        )
+
+    def put(self) -> None:
+        random.setstate(self.python)
+        np.random.set_state(self.numpy)
+        torch.set_rng_state(self.torch)
+
+
+class _Given(NamedTuple):
+    batch: Any
+    after: _Generators | None  # where making the batch drew random numbers: the states after that
 
 
 class ReplayIterator(Iterator[Any]):
-    """Wraps the iterator of micro-batches. Holds the batches of one step, which training holds anyway."""
+    """Wraps the iterator of micro-batches. Holds the batches of one step, which training holds anyway.
+
+    A source may draw from the generators of this process (a dataset that masks at random, a loader that begins a new
+    epoch). What it drew is drawn again with the batch, or the rest of the step would see other numbers.
+    """
 
     def __init__(self, source: Iterator[Any]) -> None:
         self._source = source
-        self._given: list[Any] = []
-        self._again: list[Any] = []
+        self._given: list[_Given] = []
+        self._again: list[_Given] = []
 
     def __next__(self) -> Any:
-        batch = self._again.pop(0) if self._again else next(self._source)
-        self._given.append(batch)
-        return batch
+        found = self._again.pop(0) if self._again else None
+        if found is None:
+            found = self._make()
+        elif found.after is not None:
+            found.after.put()
+        self._given.append(found)
+        return found.batch
+
+    def _make(self) -> _Given:
+        before = _Generators.now()
+        batch = next(self._source)
+        after = _Generators.now()
+        return _Given(batch, None if after == before else after)
 
     @property
     def given(self) -> int:

@@ -151,9 +151,10 @@ class Session(Generic[HostT]):
         """A signal asks this rank to end: a fault of the job, but this rank's state is whole. False: unprotected."""
         if not self.link.connected:
             return False
-        if not self.ending:
+        if not self._asked:  # also a rank that is stopped and waits: whoever asks will not wait for long
             self._asked = True
-            self._fault = f"received {name}"
+            if not self._stopping:
+                self._fault = f"received {name}"
             self.link.fault("terminated", f"rank {self.info.rank} received {name}", own=True)
         return True
 
@@ -291,7 +292,7 @@ class Session(Generic[HostT]):
         if kind is OrderKind.ROLLBACK:
             return self._roll_back(int(payload["step"]), bool(payload.get("newcomers")))
         if kind is OrderKind.LOAD:
-            return self._load(int(payload["step"]))
+            return self._load(int(payload["step"]), bool(payload.get("newcomers")))
         if kind is OrderKind.RESUME:
             self._resumed, self._fault = self._epoch, ""  # a stop that came since is not answered
             self.first_step, self._newcomer, self._given = True, False, None
@@ -339,10 +340,12 @@ class Session(Generic[HostT]):
             raise files.DumpError(f"a newcomer needs the small state of step {step} from another rank, and has {has}")
         return self._given
 
-    def _load(self, step: int) -> dict[str, str]:
+    def _load(self, step: int, joined: bool) -> dict[str, str]:
         self._release()
         self._damaged = True  # what is half loaded is no state
         self.host.load(step)
+        if joined:
+            self.host.forget_first_times()
         self.train_begin(step, len(self.record.updates))
         self._damaged = False
         return {}

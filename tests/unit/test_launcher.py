@@ -29,12 +29,18 @@ def test_the_resume_command_loads_from_save(words: list[str], expected: list[str
 def test_patience_of_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(launcher.ENV_SHUTDOWN, raising=False)
     assert launcher.patience(["torchrun", "x.py"]) == 30
-    assert launcher.patience(["torchrun", "--shutdown-timeout", "99", "x.py"]) == 99
-    assert launcher.patience(["torchrun", "--shutdown_timeout=99", "x.py"]) == 99
+    # torch itself asks for so long where a signal came, not where a worker failed.
+    assert launcher.patience(["torchrun", "--shutdown-timeout", "99", "x.py"]) == 30
+    assert launcher.patience(["torchrun", "--shutdown-timeout", "9", "x.py"]) == 9
+    ours = ["torchrun", "--logs-specs", "mindspeed_tft"]
+    assert launcher.patience([*ours, "--shutdown-timeout", "99", "x.py"]) == 99
+    assert launcher.patience(["torchrun", "--logs_specs=mindspeed_tft", "--shutdown_timeout=99", "x.py"]) == 99
+    assert launcher.patience([*ours, "x.py"]) == 30
+    assert launcher.patience(["torchrun", "--shutdown-timeout", "99", "-m", "mindspeed_tft.faults.gpt_job"]) == 30
     assert launcher.patience(["python", "-m", "mindspeed_tft.agent.tftrun", "x.py"]) is None
     assert launcher.patience([]) is None
     monkeypatch.setenv(launcher.ENV_SHUTDOWN, "45")
-    assert launcher.patience(["torchrun", "x.py"]) == 45
+    assert launcher.patience([*ours, "x.py"]) == 45
 
 
 def test_tftrun_leaves_what_the_deadline_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import random
 import weakref
 from collections.abc import Iterator
 
+import numpy as np
+import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mindspeed_tft.recovery import replay
 from mindspeed_tft.recovery.replay import ReplayIterator
 from mindspeed_tft.recovery.session import release
 
@@ -74,3 +79,40 @@ def test_released_frames_run_their_finally_now_and_hold_nothing() -> None:
         release(exc)
         assert log == ["reduction on"]
         assert held[0]() is None
+
+
+def _masking(draws: int) -> Iterator[int]:
+    """Batches that are made with random numbers of this process, every second of them."""
+    for number in range(draws):
+        if number % 2:
+            random.random()
+            np.random.rand()
+            torch.rand(1)
+        yield number
+
+
+def _numbers() -> tuple[float, float, float]:
+    return random.random(), float(np.random.rand()), float(torch.rand(1))
+
+
+def _twice(source: ReplayIterator) -> list[list[tuple[int, tuple[float, float, float]]]]:
+    """A step of four batches, and the same step once more."""
+    source.mark()
+    start = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    first = [(next(source), _numbers()) for _ in range(4)]
+    random.setstate(start[0])
+    np.random.set_state(start[1])
+    torch.set_rng_state(start[2])
+    source.rewind()
+    return [first, [(next(source), _numbers()) for _ in range(4)]]
+
+
+def test_random_numbers_that_made_a_batch_are_drawn_again_with_it() -> None:
+    first, again = _twice(ReplayIterator(_masking(6)))
+    assert first == again
+
+
+def test_control_a_replay_that_does_not_draw_them_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay._Generators, "__eq__", lambda _self, _other: True)  # as if no batch had drawn any
+    first, again = _twice(ReplayIterator(_masking(6)))
+    assert first != again

@@ -16,7 +16,7 @@ from mindspeed_tft.recovery import session as session_module
 from mindspeed_tft.recovery.record import SmallState, StepRecord
 from mindspeed_tft.recovery.session import Session, WrongNumbers
 
-DEADLINES = Deadlines(heartbeat=0.1, heartbeat_lost=0.2, stop=0.5, order=1, dump=1, exit=0.5)
+DEADLINES = Deadlines(heartbeat=0.1, heartbeat_lost=0.2, stop=0.2, order=0.3, dump=0.3, exit=0.1, reboot=0.0)
 
 
 class Left(BaseException):
@@ -95,6 +95,20 @@ class ToyHost:
         if self.load_breaks:
             raise CommunicationAborted("peer gone")
         self.weights = self.rng_draws = step
+
+    def forget_first_times(self) -> None:
+        self.done.append("forget first times")
+
+    def take_place(self, state: SmallState) -> None:
+        self.done.append(f"take the place at {state.step}")
+        self.rng_draws = state.rng["draws"]
+
+    def send_state(self, state: SmallState, target: int) -> None:
+        self.done.append(f"send the state of {state.step} to {target}")
+
+    def receive_state(self, source: int) -> SmallState:
+        self.done.append(f"receive a state from {source}")
+        return SmallState(self.holder_has, {"draws": 5}, {}, {}, [], 0.0)
 
     def checkpoint_directory(self, base: Path, step: int) -> Path:
         return base / f"iter_{step:07d}"
@@ -509,3 +523,69 @@ def test_the_device_is_asked_what_was_hit(
         session.recover(RuntimeError("UCE ERROR"))
     assert ("fault", kind, True) in link.said
     assert link.reports[0].trusted is trusted
+
+
+def test_a_rank_that_waits_for_the_others_says_that_it_was_asked_to_end(
+    made: tuple[Session, ToyHost, ToyLink],
+) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "forward")
+    link.stop_epoch = 1  # the others were stopped, too: somebody is waited for
+    assert session.terminated("SIGTERM") and session.terminated("SIGTERM")
+    assert link.said.count(("fault", "terminated", True)) == 1
+    session.report()
+    assert link.reports[-1].fault == ""  # what it reports of its state stays what it was
+
+
+def test_after_a_load_with_newcomers_first_times_are_forgotten(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "forward")
+    link.orders = [
+        ordered(OrderKind.REGROUP, 1, step=1, epoch=1),
+        ordered(OrderKind.LOAD, 2, step=1, epoch=1, spoiled=0, newcomers=["1"]),
+        ordered(OrderKind.RESUME, 3, step=1),
+    ]
+    session.recover(CommunicationAborted("x"))
+    assert host.done == ["regroup 1", "load 1", "forget first times"]
+
+
+def test_a_newcomer_gets_shard_and_small_state_and_takes_its_place(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    session.train_begin(0, 1)
+    link.stop_epoch, host.holder_has = 1, 3
+    link.orders = [
+        ordered(OrderKind.REGROUP, 1, step=3, epoch=1),
+        ordered(OrderKind.REPAIR, 2, step=3, transfers=[f"{MINE}|1|0", "tp0-pp0/small|1|0"]),
+        ordered(OrderKind.ROLLBACK, 3, step=3, newcomers=["0"]),
+        ordered(OrderKind.RESUME, 4, step=3),
+    ]
+    session.join()
+    assert not link.reports[0].trusted
+    assert host.done == [
+        "regroup 1", f"receive {MINE} from 1", "receive a state from 1", "take the place at 3", "forget first times",
+    ]  # fmt: skip
+    session.report()
+    last = link.reports[-1]
+    assert (last.step, last.update, last.trusted, host.rng_draws) == (3, Update.DONE, True, 5)
+
+
+def test_a_newcomer_without_the_small_state_of_the_step_does_not_train(
+    made: tuple[Session, ToyHost, ToyLink],
+) -> None:
+    session, host, link = made
+    session.train_begin(0, 1)
+    link.stop_epoch, host.holder_has = 1, 2
+    link.orders = [
+        ordered(OrderKind.REPAIR, 2, step=3, transfers=[f"{MINE}|1|0", "tp0-pp0/small|1|0"]),
+        ordered(OrderKind.ROLLBACK, 3, step=3, newcomers=["0"]),
+        ordered(OrderKind.EXIT, 9, code=76, summary=""),
+    ]
+    with pytest.raises(Left):
+        session.join()
+    refused = next(entry for entry in link.said if entry[:2] == ("done", 3))
+    assert (
+        refused[2] is False
+        and "needs the small state of step 3 from another rank, and has that of step 2" in refused[3]
+    )
