@@ -205,3 +205,26 @@ def test_without_a_holder_nobody_is_waited_for(recover: Callable[..., Drilled]) 
     found = recover(*_arguments("kill@1:7:forward", "kill@3:7:forward"))
     assert (found.status, found.report["verdict"]) == (5, "lost"), found.output
     assert "rebooted" not in [incident["outcome"] for incident in found.incidents]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("fault", ["stop@1:7:backward", "stop@0:7:save", "hang@2:7:forward", "hang@3:7:update"])
+def test_a_rank_that_hangs_is_noticed_and_replaced(recover: Callable[..., Drilled], fault: str) -> None:
+    found = recover("--warm-standby", "--fault", fault)
+    _assert_exact(found, fault)
+    assert found.report["seconds"]["detect"] < 15.0
+    (incident,) = found.incidents
+    assert " hangs: no " in incident["summary"]
+
+
+@pytest.mark.full
+def test_newcomers_and_survivors_go_back_together(recover: Callable[..., Drilled]) -> None:
+    """Both holders of a shard die, and there is a checkpoint: all load it, and compute in lockstep from the first step
+    on, though for some of them it is the first step of their lives."""
+    faults = ("kill@1:7:data", "kill@3:7:data")
+    overlap = ("--overlap-grad-reduce", "--overlap-param-gather", "--num-workers", "2")
+    found = recover("--save-interval", "4", *_arguments(*faults), "--", *overlap)
+    report = found.report
+    assert (found.status, report["verdict"]) == (4, "degraded"), found.output
+    assert (report["steps_lost"], report["compared"]["different"]) == (2, 0)
+    assert report["processes_restarted"] == [1, 3]
