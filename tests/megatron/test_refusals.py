@@ -47,13 +47,20 @@ def cases(tmp_path: Path, port: int) -> dict[str, tuple[list[str], tuple[str, ..
         "save missing": case(HA, "--save is missing", "add --save DIR"),
         "save not writable": case([*on, "--save", str(occupied / "below")], "--save", "not writable", "Remedy"),
         "unknown YAML key": case([*on, "--tft-config", str(preset)], "--tft-config", "optimizer-replica-num"),
-        "unknown word": case(on, "HIGH_AVAILABILITY", "'dmup'", "dump and retry", HIGH_AVAILABILITY="dmup"),
+        "unknown word": case(on, "HIGH_AVAILABILITY", "'dmup'", "dump, retry and recover", HIGH_AVAILABILITY="dmup"),
         "port taken": case([*on, "--tft-controller-port", str(port)], "--tft-controller-port", "taken", "free port"),
         "no distributed optimizer": case(
             ["--enable-high-availability", *save], "distributed optimizer", "add --use-distributed-optimizer"
         ),
         "format": case([*HA[:2], *save, "--ckpt-format", "torch_dist"], "--ckpt-format", "torch_dist"),
-        "worker reboot": case([*on, "--enable-worker-reboot"], "--enable-worker-reboot", "not in this version"),
+        "elastic training": case(
+            [*on, "--enable-elastic-training"], "--enable-elastic-training", "not in this version"
+        ),
+        "no replica, no repair": case(
+            [*on, "--distributed-optimizer-no-replica"],
+            "--distributed-optimizer-no-replica",
+            "add --enable-hbmfault-repair",
+        ),
         "contradiction": case(
             [*on, "--num-distributed-optimizer-instances", "4"], "--num-distributed-optimizer-instances", "contradicts"
         ),
