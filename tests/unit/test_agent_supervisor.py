@@ -138,11 +138,19 @@ def test_an_unmarked_death_is_as_without_us(node: Node, capsys: pytest.CaptureFi
     node.supervisor.look(now=0.0)
     assert node.workers[0].poll() == 1 and capsys.readouterr().err == ""
     assert (node.folder / "exit-0").exists(), "told all the same"
+
+
+def test_who_dies_in_the_start_of_a_later_life_is_started_again(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
+    """The others wait for it; a start that always fails runs into the limit."""
+    for now in (0.0, 5.0, 10.0):
+        node.end(1, 1)
+        node.supervisor.look(now=now)
+        node.supervisor.look(now=now + 4.0)  # when it is due
+        assert node.workers[1].poll() is None
+    assert not node.workers[1].mark.exists()
     node.end(1, 1)
-    node.supervisor.look(now=0.0)
-    node.end(1, 1)  # in its second life it does not get as far
-    node.supervisor.look(now=0.0)
-    assert node.workers[1].poll() == 1 and "had not come far enough" in capsys.readouterr().err
+    node.supervisor.look(now=15.0)
+    assert node.workers[1].poll() == 1 and "started again 3 times within 60 s" in capsys.readouterr().err
 
 
 def test_a_start_that_fails_is_a_failure_of_the_worker(node: Node, capsys: pytest.CaptureFixture[str]) -> None:
