@@ -99,7 +99,7 @@ class Bench:
         work.mkdir()
         saving = ["--save", str(work / "save"), "--save-interval", str(self._plan.steps + 1)]
         arguments = (mode, *training_flags(self._plan), *flags, str(self._plan.replicas), *saving)
-        command = jobs.torchrun(self._plan.layout.world_size, PROGRAM, arguments)
+        command = jobs.torchrun(jobs.Size(self._plan.layout.world_size), PROGRAM, arguments)
         env = {gpt_job.ENV_STEPS: str(work / "steps"), **jobs.bytecode_cache(self._work / "bytecode")}
         ended = jobs.run(jobs.Job(name, command, work / "log", self._plan.timeout, env))
         if ended.returncode != 0:

@@ -107,7 +107,7 @@ class Bench:
         plan = make_plan(preset="retry", layout=self.layout, dtype=self.dtype, steps=STEPS)
         places = ("--save", str(work / "save"), "--load", str(work / "save"), "--save-interval", str(INTERVAL))
         arguments = (gpt_job.WITHOUT_PLUGIN, *stock_flags(plan), *places)
-        command = jobs.torchrun(plan.layout.world_size, PROGRAM, arguments)
+        command = jobs.torchrun(jobs.Size(plan.layout.world_size), PROGRAM, arguments)
         env = {**jobs.bytecode_cache(self.folder / "references" / "bytecode"), gpt_job.ENV_STEPS: str(work / "steps")}
         killer = Killer(work / "steps" / f"rank{VICTIM}.jsonl", BROKEN_STEP - 1)
         killer.start()

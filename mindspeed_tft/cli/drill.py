@@ -40,9 +40,11 @@ def command(
             help="Repeatable; STEP is the step being computed, the first is 1; the same fault given n times comes n "
             "times. KIND: kill segv exc oom, without preset recover also term; with presets retry and recover also uce "
             "(device memory destroyed) uce-low (none of it in use) link (connections cut); with preset retry also nan "
-            "(a gradient corrupted, silently). PHASE: data forward backward grad-reduce clip commit update "
-            "param-gather; without preset dump also save eval, and, in the repair of another fault of that step, "
-            "regroup repair rollback; none: chosen by the seed. Default kill@1:7:backward, with preset retry "
+            "(a gradient corrupted, silently); with all presets controller (the process that decides is killed); with "
+            "presets dump and recover node (all processes of the rank's node killed); with preset recover agent (its "
+            "launcher killed). PHASE: data forward backward grad-reduce clip commit update param-gather; without "
+            "preset dump also save eval, and, in the repair of another fault of that step, regroup repair rollback; "
+            "none: chosen by the seed. Default kill@1:7:backward, with preset retry "
             "uce@1:7:backward.",
         ),
     ] = None,
@@ -91,6 +93,14 @@ def command(
             help="With preset recover: keep a process ready that has imported everything (TFT_WARM_STANDBY).",
         ),
     ] = False,
+    nodes: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            metavar="N",
+            help="Nodes of the broken job, all on this host, each with a launcher of its own. Default 1; 2 for a fault "
+            "of kind node or agent.",
+        ),
+    ] = None,
     timeout: Annotated[float, typer.Option(help="Seconds that each job may take.")] = 240.0,
 ) -> None:
     """Break a small real Megatron job on purpose, let the plugin recover, and compare every byte with an unbroken run.
@@ -113,6 +123,7 @@ def command(
             extra=context.args,
             save_interval=save_interval,
             warm_standby=warm_standby,
+            nodes=nodes,
         )
         check_files(json_file, keep)
     except SpecError as error:
@@ -142,6 +153,7 @@ def make_plan(
     extra: list[str] | None = None,
     save_interval: int | None = None,
     warm_standby: bool = False,
+    nodes: int | None = None,
 ) -> Plan:
     """Read and check all arguments of a drill.
 
@@ -150,7 +162,8 @@ def make_plan(
     """
     sizes = spec.parse_layout(layout)
     wanted = tuple(spec.parse_fault(text) for text in faults or [spec.DEFAULT_FAULT.get(preset, "kill@1:7:backward")])
-    spec.check_drill(preset, sizes, wanted, steps, replicas, dtype, save_interval)
+    nodes = spec.default_nodes(wanted) if nodes is None else nodes
+    spec.check_drill(preset, sizes, wanted, steps, replicas, dtype, save_interval, nodes)
     launcher = check_launcher(preset, launcher, warm_standby)
     if timeout <= 0:
         raise SpecError(f"--timeout {timeout:g}: expected a positive number of seconds")
@@ -172,6 +185,7 @@ def make_plan(
         extra=tuple(extra or ()),
         save_interval=save_interval,
         warm_standby=warm_standby,
+        nodes=nodes,
     )
 
 
@@ -262,7 +276,8 @@ def table_of(report: Report, kept: bool) -> Table:
     table.add_column("value", overflow="fold")
     rows = {
         "verdict": f"[bold {COLOURS[word]}]{word}[/]",
-        "job": f"{plan.layout} {plan.dtype}, {plan.replicas} replicas, {plan.steps} steps",
+        "job": f"{plan.layout} {plan.dtype}, {plan.replicas} replicas, {plan.steps} steps"
+        + (f", {plan.nodes} nodes" if plan.nodes > 1 else ""),
         "fault": " ".join(str(fault) for fault in seen.fired) or "none fired",
         "strategy": report.strategy,
         "step at fault": str(plan.step_at_fault),

@@ -14,13 +14,14 @@ Payload = dict[str, str | int | list[str] | dict[str, str]]
 class Desk:
     """Outgoing actions and the order book."""
 
-    def __init__(self) -> None:
+    def __init__(self, epoch: int = 0, issued: int = 0) -> None:
+        """`epoch`, `issued`: the last epoch and the last order id that were used before."""
         self.now = 0.0
         self.incident = Incident()
         self.stage = ""
-        self.epoch = 0
+        self.epoch = epoch
         self._out: list[Action] = []
-        self._issued = 0
+        self._issued = issued
         self._orders: dict[int, Order] = {}
         self._answered: set[int] = set()
 

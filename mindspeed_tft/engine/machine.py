@@ -104,19 +104,20 @@ class Engine:
         world_size: int,
         *,
         epoch: int = 0,
+        issued: int = 0,
         tag: str = "",
         strategies: frozenset[str] = frozenset({"dump"}),
     ) -> None:
         """
         Args:
             epoch: the last epoch that was used before this engine; its stops count on from there.
+            issued: the last order id that may have been used before it; a rank carries out an id once.
             tag: makes the names of this job's dump directories different from those of another job.
             strategies: "retry" lets faults be repaired online where that is possible; "recover" does, too, and waits
                 for processes that are started again. A dump is the last resort of all.
         """
         self._deadlines = deadlines
-        self._desk = Desk()
-        self._desk.epoch = epoch
+        self._desk = Desk(epoch, issued)
         self._first_stop = epoch + 1
         self._roster = Roster(world_size)
         self._reports: dict[int, RankReport] = {}
@@ -262,6 +263,7 @@ class Engine:
                 return
             self._supersede(info)
         self._roster.enter(info, arrival, self._desk.now)
+        self._catch_up(rank, event.epoch)
         if arrival is Arrival.NEWCOMER and (welcoming := self._welcoming) is not None:
             welcoming.came(info)
         if self._state is State.STARTING:
@@ -270,6 +272,22 @@ class Engine:
             self._desk.note(f"rank {rank} reconnected")
         elif self._ending is None or self._ending.outcome != "finished":
             self._greet(rank, arrival)
+
+    def _catch_up(self, rank: int, epoch: int) -> None:
+        """A rank has heard of a later stop than ours: of an engine whose place this one took. Ranks obey later epochs
+        only, so ours go on from there; a stop that it would not obey is given again."""
+        if epoch <= self._desk.epoch:
+            return
+        before, self._desk.epoch = self._desk.epoch, epoch
+        why = f"rank {rank} has heard of epoch {epoch} already, where this stop was epoch {before}"
+        if self._state in (State.STARTING, State.TRAINING):
+            self._first_stop = epoch + 1
+        elif self._repair is not None:
+            self._repair.fail(why)
+        elif self._state is State.STOPPING and self._dump is None:
+            self._desk.note(f"everybody is stopped anew: {why}")
+            self._stop_anew(self._reason)
+        # A dump goes on: its orders need no epoch. Who leaves needs none, either.
 
     def _supersede(self, newcomer: RankInfo) -> None:
         """There is another process for this rank, so the one before it is gone."""
@@ -462,6 +480,10 @@ class Engine:
         """A repair failed. Ranks may wait for each other in any stage of it: what they are now, only they can tell."""
         self._repair = None
         self._desk.note(f"this try to repair failed: {reason}", warn=True)
+        self._stop_anew(reason)
+
+    def _stop_anew(self, reason: str) -> None:
+        """What was told under the last epoch counts no more."""
         self._desk.void()
         self._desk.incident.renew()
         self._reports.clear()
@@ -592,6 +614,8 @@ class Engine:
         if self._state is State.STARTING:
             self._abandon_start(f"rank {rank} stopped: {report.fault or 'no reason given'}")
         elif self._state is State.TRAINING:
+            if report.epoch:  # it answered a stop of an engine before this one, whose orders may have changed it since
+                del self._reports[rank]
             self._stop(f"rank {rank} stopped: {report.fault or 'no reason given'}")
         elif self._flow is None:
             self._awaited.discard(rank)

@@ -69,6 +69,7 @@ class Event:
 @dataclass(frozen=True)
 class Registered(Event):
     info: RankInfo
+    epoch: int = 0  # of the last stop that this process heard, perhaps from an engine before this one
 
 
 @dataclass(frozen=True)

@@ -29,6 +29,7 @@ from pathlib import Path
 
 from mindspeed_tft.agent import reboot
 from mindspeed_tft.agent.standby import READY_FILE
+from mindspeed_tft.faults import processes
 from mindspeed_tft.faults.classify import MEMORY_ERROR, NO_LIVE_TENSOR
 from mindspeed_tft.faults.spec import GOES_ON, REPAIR_PHASES, FaultSpec, SpecError, parse_fault, parse_faults, without
 
@@ -200,6 +201,12 @@ def fire(fault: FaultSpec) -> None:
     elif fault.kind == "hang":
         while True:  # pause returns when a signal was handled, and whoever looks for hangs may send one
             ctypes.CDLL(None).pause()
+    elif fault.kind == "controller":
+        _say(fault, f"processes {processes.end([processes.leading_controller(_mark(fault))])} killed")
+    elif fault.kind == "agent":
+        _say(fault, f"processes {processes.end([processes.launcher()])} killed")
+    elif fault.kind == "node":
+        processes.end_node(_mark(fault), int(os.environ[processes.ENV_NODE]))
     elif fault.kind == "exc":
         raise DrillException(f"drill: {fault}")
     elif fault.kind == "oom":
@@ -232,6 +239,14 @@ def _wait_for(standby: Path) -> None:
         if time.monotonic() > deadline:
             raise SpecError(f"{ENV_WAIT}=1: the launcher has no warm standby after {STANDBY_LIMIT:g} s; see its output")
         time.sleep(_POLL)
+
+
+def _mark(fault: FaultSpec) -> str:
+    if not os.environ.get(processes.ENV_MARK):
+        raise SpecError(
+            f"fault {fault}: {processes.ENV_MARK} is not set, so which processes are this job's is not known"
+        )
+    return os.environ[processes.ENV_MARK]
 
 
 def _needed(fault: FaultSpec) -> Hooks:

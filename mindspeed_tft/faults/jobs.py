@@ -1,7 +1,8 @@
 """Run one training job of a drill: start it, watch it, end it in time, and keep its log.
 
-A job is a launcher with all that it starts, also what left its process group (a controller, a launcher's workers):
-every process carries a mark in its environment, by which it is found again. Linux only, as the drill is.
+A job is a launcher for each of its nodes with all that it starts, also what left its process group (a controller, a
+launcher's workers): every process carries a mark in its environment, by which it is found again. Linux only, as the
+drill is.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import importlib.util
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -20,7 +22,7 @@ from pathlib import Path
 
 import psutil
 
-ENV_MARK = "TFT_DRILL_JOB"
+from mindspeed_tft.faults.processes import ENV_MARK
 
 # Set by users of the plugin or left by an outer job; a drill's jobs get exactly what the drill gives them.
 _DROPPED_ENV = re.compile(
@@ -40,10 +42,14 @@ class Job:
     """What to run, and for how long at most."""
 
     name: str
-    command: tuple[str, ...]
-    log: Path
+    commands: tuple[tuple[str, ...], ...]  # the launcher of each node
+    log: Path  # of the first node; the others log beside it
     deadline: float
     env: Mapping[str, str] = field(default_factory=dict)
+    replacements: int = 0  # how often the launcher of a node that was killed is started again, as a cluster would
+
+    def log_of(self, node: int) -> Path:
+        return self.log.with_stem(f"{self.log.stem}-node{node}") if node else self.log
 
 
 @dataclass(frozen=True)
@@ -81,44 +87,101 @@ class Ended:
         return self.log.read_text(errors="replace").splitlines()
 
 
+class _Node:
+    """The launcher of one node, in all its lives."""
+
+    def __init__(self, job: Job, number: int, mark: str) -> None:
+        self._job, self._number, self._mark = job, number, mark
+        self.status: int | None = None
+        self.launcher = self._start()
+
+    def _start(self) -> subprocess.Popen[bytes]:
+        with self._job.log_of(self._number).open("ab") as log:
+            return subprocess.Popen(
+                self._job.commands[self._number],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env={**_clean_environment(), **self._job.env, ENV_MARK: self._mark},
+                start_new_session=True,
+            )
+
+    def look(self) -> None:
+        self.status = self.launcher.poll()
+
+    @property
+    def killed(self) -> bool:
+        return self.status == -signal.SIGKILL
+
+    def replace(self) -> None:
+        self.launcher, self.status = self._start(), None
+
+
 def run(job: Job, progress: Progress | None = None) -> Ended:
     """Run a job to its end or its deadline; afterwards none of its processes is left."""
     mark = uuid.uuid4().hex
     began, began_wall = time.monotonic(), time.time()
-    with job.log.open("wb") as log:
-        launcher = subprocess.Popen(
-            job.command,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL,
-            env={**_clean_environment(), **job.env, ENV_MARK: mark},
-            start_new_session=True,
-        )
+    for number in range(len(job.commands)):
+        job.log_of(number).unlink(missing_ok=True)
+    nodes: list[_Node] = []
     try:
-        returncode = _watch(launcher, began + job.deadline, _Steps(job.log, progress))
+        for number in range(len(job.commands)):
+            nodes.append(_Node(job, number, mark))
+        logs = [_Steps(job.log_of(number), progress) for number in range(len(nodes))]
+        returncode = _watch(nodes, began + job.deadline, logs, job.replacements)
         leftover = _wait_for_helpers(mark) if returncode is not None else ()
     finally:
         _kill_marked(mark)
-        launcher.wait(timeout=30)
+        for node in nodes:
+            node.launcher.wait(timeout=30)
+    _gather(job)
     return Ended(job.name, returncode, time.monotonic() - began, began_wall, job.log, leftover)
 
 
-def torchrun(world_size: int, module: str, arguments: Sequence[str]) -> tuple[str, ...]:
-    """A job under the plain launcher, on this host alone."""
-    return _launcher("torch.distributed.run", world_size, module, arguments)
+def _gather(job: Job) -> None:
+    """One log for who reads it: what the other nodes wrote is put behind that of the first."""
+    with job.log.open("ab") as whole:
+        for number in range(1, len(job.commands)):
+            whole.write(f"\n----- node {number} -----\n".encode() + job.log_of(number).read_bytes())
 
 
-def tftrun(world_size: int, module: str, arguments: Sequence[str]) -> tuple[str, ...]:
+@dataclass(frozen=True)
+class Size:
+    """Ranks and nodes of a job, and where its nodes meet: on this host, unless the hosts are given."""
+
+    world: int
+    nodes: int = 1
+    master: str = "127.0.0.1"
+    port: int = 0  # 0: one that is free, on one node only
+    prefixes: tuple[tuple[str, ...], ...] = ()  # of the command on each node: how to run something there
+
+
+Commands = tuple[tuple[str, ...], ...]
+
+
+def torchrun(size: Size, module: str, arguments: Sequence[str]) -> Commands:
+    """A job under the plain launcher."""
+    return _launcher("torch.distributed.run", size, module, arguments)
+
+
+def tftrun(size: Size, module: str, arguments: Sequence[str]) -> Commands:
     """A job under our launcher, which takes torchrun's arguments."""
-    return _launcher("mindspeed_tft.agent.tftrun", world_size, module, arguments)
+    return _launcher("mindspeed_tft.agent.tftrun", size, module, arguments)
 
 
-def torchrun_logs_specs(world_size: int, module: str, arguments: Sequence[str]) -> tuple[str, ...]:
+def torchrun_logs_specs(size: Size, module: str, arguments: Sequence[str]) -> Commands:
     """A job under the plain launcher, which learns from a plugin of its own kind what ours can do."""
-    return _launcher("torch.distributed.run", world_size, module, arguments, "--logs-specs", "mindspeed_tft")
+    return _launcher("torch.distributed.run", size, module, arguments, "--logs-specs", "mindspeed_tft")
 
 
-LAUNCHERS: Mapping[str, Callable[[int, str, Sequence[str]], tuple[str, ...]]] = {
+def free_port(host: str = "127.0.0.1") -> int:
+    """A port that nobody uses at this moment."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])
+
+
+LAUNCHERS: Mapping[str, Callable[[Size, str, Sequence[str]], Commands]] = {
     "torchrun": torchrun,
     "tftrun": tftrun,
     "torchrun-logs-specs": torchrun_logs_specs,
@@ -131,10 +194,15 @@ def default_launcher(preset: str) -> str:
     return REBOOTING[0] if preset == "recover" else "torchrun"
 
 
-def _launcher(launcher: str, world_size: int, module: str, arguments: Sequence[str], *more: str) -> tuple[str, ...]:
-    size = ("--nnodes", "1", "--nproc-per-node", str(world_size), "--max-restarts", "0")
-    one_host = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
-    return (sys.executable, "-m", launcher, *size, *one_host, *more, "-m", module, *arguments)
+def _launcher(launcher: str, size: Size, module: str, arguments: Sequence[str], *more: str) -> Commands:
+    shape = ("--nnodes", str(size.nodes), "--nproc-per-node", str(size.world // size.nodes), "--max-restarts", "0")
+    head, tail = (sys.executable, "-m", launcher, *shape), (*more, "-m", module, *arguments)
+    if size.nodes == 1:
+        place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
+        return ((*head, *place, *tail),)
+    where = ("--master-addr", size.master, "--master-port", str(size.port))
+    prefixes = size.prefixes or ((),) * size.nodes
+    return tuple((*prefix, *head, "--node-rank", str(node), *where, *tail) for node, prefix in enumerate(prefixes))
 
 
 class _Steps:
@@ -158,13 +226,20 @@ class _Steps:
                 self._progress(step)
 
 
-def _watch(launcher: subprocess.Popen[bytes], deadline: float, steps: _Steps) -> int | None:
+def _watch(nodes: Sequence[_Node], deadline: float, logs: Sequence[_Steps], replacements: int) -> int | None:
+    """The status of the job: the first that is not 0, of the launchers that nobody killed."""
     while time.monotonic() < deadline:
-        steps.look()
-        try:
-            return launcher.wait(timeout=_POLL)
-        except subprocess.TimeoutExpired:
-            continue
+        for log in logs:
+            log.look()
+        for node in nodes:
+            node.look()
+            if node.killed and replacements:
+                replacements -= 1
+                node.replace()
+        if all(node.status is not None for node in nodes):
+            ended = [node.status for node in nodes if not node.killed] or [node.status for node in nodes]
+            return next((status for status in ended if status), 0)
+        time.sleep(_POLL)
     return None
 
 

@@ -21,7 +21,7 @@ from typing import Any, Protocol
 from mindspeed_tft.agent import policy, spare, standby
 from mindspeed_tft.faults import gpt_job, inject, jobs, spec, verdict
 from mindspeed_tft.faults.references import ReferenceCache, environment_facts, sources_digest
-from mindspeed_tft.faults.spec import HANGS, FaultSpec, Layout, SpecError, format_faults
+from mindspeed_tft.faults.spec import HANGS, UNNOTICED, FaultSpec, Layout, SpecError, format_faults
 from mindspeed_tft.faults.verdict import Compared, Evidence, Recovery, Verdict
 
 PROGRAM = "mindspeed_tft.faults.gpt_job"
@@ -58,11 +58,20 @@ class Plan:
     extra: tuple[str, ...] = ()
     save_interval: int | None = None  # of the broken job; None: as `save_interval` finds it
     every_step: bool = True  # the unbroken run keeps a checkpoint of every step; False: of its last one
+    nodes: int = 1  # of the broken job; all on this host, each with a launcher, a relay and a controller of its own
+    hosts: tuple[tuple[str, ...], ...] = ()  # or: what to put before a command to run it on each node
+    master: str = "127.0.0.1"  # address of the first node
     levels: bool = False  # the ranks of the broken job log what they use of memory, threads, files and groups
 
     @property
     def step_at_fault(self) -> int:
-        return min(fault.step for fault in self.faults)
+        noticed = [fault for fault in self.faults if fault.kind not in UNNOTICED] or self.faults
+        return min(fault.step for fault in noticed)
+
+    @property
+    def per_node(self) -> int:
+        """Ranks of a node."""
+        return self.layout.world_size // self.nodes
 
 
 class Listener(Protocol):
@@ -119,6 +128,7 @@ class Report:
             "steps": self.plan.steps,
             "seed": self.plan.seed,
             "launcher": self.plan.launcher,
+            "nodes": self.plan.nodes,
             "warm_standby": self.plan.warm_standby,
             "faults": [str(fault) for fault in self.plan.faults],
             "faults_fired": [str(fault) for fault in self.evidence.fired],
@@ -255,7 +265,11 @@ def plugin_flags(plan: Plan) -> tuple[str, ...]:
     replicas = _replica_flags(plan.replicas)
     # The steps of a drill are too few to find out how long one takes.
     hang = ("--tft-hang-seconds", "5") if any(fault.kind in HANGS for fault in plan.faults) else ()
-    return (*training_flags(plan), "--enable-high-availability", *replicas, *_ONLINE[plan.preset], *hang)
+    # Several jobs may run on this host at once. Hosts of their own are a closed network, made for a test.
+    several = ("--tft-controller-port", str(jobs.free_port())) if plan.nodes > 1 else ()
+    closed = ("--tft-insecure",) if plan.hosts else ()
+    words = (*training_flags(plan), "--enable-high-availability", *replicas, *_ONLINE[plan.preset])
+    return (*words, *hang, *several, *closed)
 
 
 def _replica_flags(replicas: int) -> tuple[str, ...]:
@@ -405,9 +419,14 @@ class Rehearsal:
     def _run(
         self, name: str, mode: str, flags: Sequence[str], env: Mapping[str, str], launcher: str = "torchrun"
     ) -> jobs.Ended:
-        command = jobs.LAUNCHERS[launcher](self.plan.layout.world_size, PROGRAM, (mode, *flags))
+        plan = self.plan
+        size = jobs.Size(plan.layout.world_size)
+        if mode == gpt_job.WITH_PLUGIN and plan.nodes > 1:
+            size = replace(size, nodes=plan.nodes, master=plan.master, port=jobs.free_port(), prefixes=plan.hosts)
+        commands = jobs.LAUNCHERS[launcher](size, PROGRAM, (mode, *flags))
         env = {**jobs.bytecode_cache(self._bytecode), **self._python_path(), **env}
-        job = jobs.Job(name, command, self.work / f"{name}.log", self.plan.timeout, env)
+        replacements = sum(fault.kind == "node" for fault in plan.faults) if plan.preset == "recover" else 0
+        job = jobs.Job(name, commands, self.work / f"{name}.log", plan.timeout, env, replacements)
         ended = jobs.run(job, self._listener.step)
         self.ended.append(ended)
         return ended
@@ -512,8 +531,11 @@ def read_fired(log: Path, faults: Sequence[FaultSpec]) -> tuple[tuple[FaultSpec,
     if not log.exists():
         return (), ()
     records = [json.loads(line) for line in log.read_text().splitlines() if line.strip()]
-    left = spec.without(faults, [spec.parse_fault(record["fault"]) for record in records])
-    return spec.without(faults, left), tuple(sorted(record["wall"] for record in records))
+    found = [(spec.parse_fault(record["fault"]), float(record["wall"])) for record in records]
+    left = spec.without(faults, [fault for fault, _ in found])
+    # Time counts from the first fault that training notices, if there is such a one.
+    noticed = [wall for fault, wall in found if fault.kind not in UNNOTICED] or [wall for _, wall in found]
+    return spec.without(faults, left), tuple(sorted(noticed))
 
 
 def saved_step(save: Path) -> int | None:
@@ -616,6 +638,7 @@ def rehearse(plan: Plan, work: Path, cache: Path, listener: Listener) -> Report:
         computed_again=steps.computed_again,
         restarted=steps.restarted,
         replicas=plan.replicas,
+        per_node=plan.per_node,
     )
     if seen.online and reference is not None and seen.saved == plan.steps:
         seen = replace(seen, comparisons=run.compare_end(reference))

@@ -30,11 +30,14 @@ KINDS: dict[str, str] = {
 }
 
 # After these a rank goes on in what it was doing; the others end it.
-GOES_ON: frozenset[str] = frozenset({"term", "link", "nan"})
+GOES_ON: frozenset[str] = frozenset({"term", "link", "nan", "controller", "agent"})
 # After these the process cannot train on: it dies of them, or has to make room for another one.
-ENDS_PROCESS: frozenset[str] = frozenset({"kill", "segv", "exc", "oom", "stop", "hang"})
+ENDS_PROCESS: frozenset[str] = frozenset({"kill", "segv", "exc", "oom", "stop", "hang", "node"})
+OF_NODE: frozenset[str] = frozenset({"agent", "node"})  # they hit more than a rank, and leave the job another node
 HANGS: frozenset[str] = frozenset({"stop", "hang"})  # the watch ends the process
-_SIGNALS: frozenset[str] = frozenset({"kill", "segv"})  # no handler of ours runs
+_SIGNALS: frozenset[str] = frozenset({"kill", "segv", "node"})  # no handler of ours runs
+# Training goes on as if nothing had happened: what is rehearsed is the fault that comes after it.
+UNNOTICED: frozenset[str] = frozenset({"controller", "agent"})
 
 # The moments of a step in the order in which a rank passes them; `save` and `eval` lie between steps.
 STEP_PHASES: tuple[str, ...] = (
@@ -58,9 +61,12 @@ DTYPES: tuple[str, ...] = ("fp32", "bf16", "fp16")
 # What can be rehearsed today; a later feature adds its line here.
 # With `retry` the kinds of `dump` show what happens to a fault that cannot be repaired online.
 AVAILABLE_KINDS: dict[str, tuple[str, ...]] = {
-    "dump": ("kill", "term", "segv", "exc", "oom", "stop", "hang"),
-    "retry": ("uce", "uce-low", "link", "nan", "kill", "term", "segv", "exc", "oom"),
-    "recover": ("kill", "segv", "exc", "oom", "stop", "hang", "uce", "uce-low", "link"),
+    "dump": ("kill", "term", "segv", "exc", "oom", "stop", "hang", "controller", "node"),
+    "retry": ("uce", "uce-low", "link", "nan", "kill", "term", "segv", "exc", "oom", "controller"),
+    "recover": (
+        *("kill", "segv", "exc", "oom", "stop", "hang", "uce", "uce-low", "link"),
+        *("controller", "agent", "node"),
+    ),
 }
 REPAIRED_ONLINE: frozenset[str] = frozenset({"uce", "uce-low", "link"})
 KINDS_IN_REPAIR: tuple[str, ...] = ("uce", "uce-low", "link", "kill", "exc", "segv")
@@ -102,6 +108,13 @@ class FaultSpec:
         """Its rank goes on as another process, if at all. An exception that an order of a repair meets fails that order
         alone, and the repair is tried again."""
         return self.kind in (_SIGNALS if self.phase in REPAIR_PHASES else ENDS_PROCESS)
+
+    def victims(self, per_node: int) -> tuple[int, ...]:
+        """The ranks whose process it ends, where a node has `per_node` ranks."""
+        if self.kind == "node":
+            first = self.rank // per_node * per_node
+            return tuple(range(first, first + per_node))
+        return (self.rank,) if self.ends_process else ()
 
     def settled(self, seed: int) -> FaultSpec:
         """This fault with its phase chosen: the same seed always chooses the same one."""
@@ -219,6 +232,7 @@ def check_drill(
     replicas: int,
     dtype: str = "fp32",
     save_interval: int | None = None,
+    nodes: int = 1,
 ) -> None:
     """Refuse what this preset cannot rehearse (yet), before anything is started."""
     if not MIN_STEPS <= steps <= MAX_STEPS:
@@ -231,7 +245,41 @@ def check_drill(
         _check_nan(fault, dtype)
         _check_hang(fault)
         _check_in_repair(preset, fault, faults)
+        _check_node(layout, fault, replicas, nodes)
+    if preset == "dump" and all(fault.kind in UNNOTICED for fault in faults):
+        raise SpecError(f"--fault {faults[0]}: training goes on after it; add a fault that ends it, such as kill@1:8")
+    _check_nodes(layout, nodes)
     _check_checkpoints(faults, replicas, save_interval)
+
+
+def default_nodes(faults: Sequence[FaultSpec]) -> int:
+    """How many nodes the job has, where nobody says it: two, if one of them is to be hit."""
+    return 2 if any(fault.kind in OF_NODE for fault in faults) else 1
+
+
+def _check_nodes(layout: Layout, nodes: int) -> None:
+    if nodes < 1 or layout.world_size % nodes:
+        fitting = " ".join(str(n) for n in range(1, layout.world_size + 1) if layout.world_size % n == 0)
+        raise SpecError(
+            f"--nodes {nodes}: the {layout.world_size} ranks of layout {layout} are spread evenly; fitting: {fitting}"
+        )
+
+
+def _check_node(layout: Layout, fault: FaultSpec, replicas: int, nodes: int) -> None:
+    if fault.kind not in OF_NODE:
+        return
+    if nodes < 2:
+        raise SpecError(f"--nodes {nodes}: --fault {fault} hits one node of several; use --nodes 2")
+    if fault.kind != "node" or layout.world_size % nodes:
+        return
+    gone = fault.victims(layout.world_size // nodes)
+    left = {layout.shard_of(rank, replicas) for rank in range(layout.world_size) if rank not in gone}
+    if lost := [rank for rank in gone if layout.shard_of(rank, replicas) not in left]:
+        raise SpecError(
+            f"--fault {fault}: with layout {layout} on {nodes} nodes, all {replicas} holders of the shard of rank "
+            f"{lost[0]} are on that node, so its state would be gone; use another --layout, such as dp4, or "
+            f"more than {nodes} --nodes"
+        )
 
 
 def check_job(preset: str, layout: Layout, replicas: int, dtype: str) -> None:

@@ -10,7 +10,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from mindspeed_tft.faults.spec import PHASES, REPAIR_PHASES, STEP_PHASES, FaultSpec, first_rewind, without
+from mindspeed_tft.faults.spec import (
+    PHASES,
+    REPAIR_PHASES,
+    STEP_PHASES,
+    UNNOTICED,
+    FaultSpec,
+    first_rewind,
+    without,
+)
 
 # Before a rank reaches this phase no rank can have passed the commit of the step; after it every one has.
 _COMMIT = STEP_PHASES.index("commit")
@@ -76,6 +84,7 @@ class Evidence:
     computed_again: int = 0  # steps that some rank had ended and that were computed once more in the same job
     restarted: tuple[int, ...] = ()  # ranks whose process id changed in the broken job
     replicas: int = 2  # of each shard of the optimizer
+    per_node: int = 1  # ranks; only faults of a whole node ask
 
     @property
     def may_rewind(self) -> bool:
@@ -92,7 +101,7 @@ class Evidence:
     def victims(self) -> tuple[int, ...]:
         """Ranks that had to go on as another process."""
         reboots = self.preset == "recover"
-        return tuple(sorted({fault.rank for fault in self.fired if reboots and fault.ends_process}))
+        return tuple(sorted({rank for fault in self.fired if reboots for rank in fault.victims(self.per_node)}))
 
 
 REWIND = "rewind"  # the strategy that goes on, in the same job, from the last periodic checkpoint
@@ -110,6 +119,7 @@ def possible_steps(faults: Sequence[FaultSpec]) -> tuple[int, ...]:
     end breaks nothing: it trains on until the stop arrives, which may be in the next step.
     """
     in_steps = [fault for fault in faults if fault.phase not in REPAIR_PHASES]  # the others come after one of these
+    in_steps = [fault for fault in in_steps if fault.kind not in UNNOTICED] or in_steps
     first = min(in_steps or faults, key=lambda fault: (fault.step, _phase_index(fault)))
     if first.kind == "term":
         return (first.step - 1, first.step, first.step + 1)
@@ -196,7 +206,8 @@ def _degraded_online(seen: Evidence) -> tuple[str, ...]:
     rewound = any(recovery.rewound for recovery in seen.recoveries)
     best = "recover" if seen.victims else "retry"  # without a victim, preset `recover` has nothing better to offer
     promised = {best, REWIND} if seen.may_rewind else {best}
-    if not promised & set(strategies):
+    noticed = any(fault.kind not in UNNOTICED for fault in seen.fired)
+    if noticed and not promised & set(strategies):
         reasons.append(f"no incident report tells of a recovery by {best} (told: {_told(strategies)})")
     if rewound and not seen.may_rewind:
         reasons.append(f"the state came from a checkpoint, not from replicas (told: {_told(strategies)})")

@@ -32,7 +32,7 @@ def run(references: Path, tmp_path: Path) -> Callable[[bool], tuple[Path, Path, 
         flags = rehearsal.plugin_flags(plan) if on else rehearsal.stock_flags(plan)
         save = tmp_path / "save"
         flags = (gpt_job.WITH_PLUGIN, *flags, "--save", str(save), "--save-interval", str(plan.steps))
-        command = jobs.torchrun(plan.layout.world_size, rehearsal.PROGRAM, flags)
+        command = jobs.torchrun(jobs.Size(plan.layout.world_size), rehearsal.PROGRAM, flags)
         ended = jobs.run(jobs.Job("unbroken", command, tmp_path / "unbroken.log", 150, {}))
         assert (ended.returncode, ended.leftover) == (0, ()), ended.tail(60)
         end = f"iter_{plan.steps:07d}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from pathlib import Path
@@ -22,7 +23,7 @@ print("child", child.pid, flush=True)
 
 
 def _job(tmp_path: Path, code: str, deadline: float = 30.0, **env: str) -> jobs.Job:
-    return jobs.Job("test", (sys.executable, "-c", code), tmp_path / "log", deadline, env)
+    return jobs.Job("test", ((sys.executable, "-c", code),), tmp_path / "log", deadline, env)
 
 
 def _gone(pid: int) -> bool:
@@ -109,12 +110,54 @@ def test_ranks_share_compiled_files_where_none_may_be_written_beside_sources(
 
 
 def test_the_launchers_differ_in_nothing_but_who_starts_the_ranks() -> None:
-    made = {name: launcher(4, "some.module", ("--flag",)) for name, launcher in jobs.LAUNCHERS.items()}
+    size = jobs.Size(4)
+    made = {name: launcher(size, "some.module", ("--flag",))[0] for name, launcher in jobs.LAUNCHERS.items()}
     plain = made["torchrun"]
     assert plain[-3:] == ("-m", "some.module", "--flag")
     assert [word for word in made["torchrun-logs-specs"] if word not in ("--logs-specs", "mindspeed_tft")] == [*plain]
     assert [made["tftrun"][2], made["tftrun"][3:]] == ["mindspeed_tft.agent.tftrun", plain[3:]]
     assert made.keys() - set(jobs.REBOOTING) == {"torchrun"}
+
+
+def test_the_nodes_of_a_job_differ_in_their_rank_and_in_where_they_are_started() -> None:
+    size = jobs.Size(4, nodes=2, master="10.0.0.1", port=29500, prefixes=(("on", "a"), ("on", "b")))
+    first, second = jobs.tftrun(size, "some.module", ("--flag",))
+    assert (first[:2], second[:2]) == (("on", "a"), ("on", "b"))
+    assert first[first.index("--nproc-per-node") + 1] == "2"
+    assert [word for one, word in zip(first, second, strict=True) if one != word] == ["b", "1"]
+    assert first[first.index("--master-addr") + 1] == "10.0.0.1"
+
+
+_DIES_ONCE = """
+import os, signal, sys
+from pathlib import Path
+mark = Path(sys.argv[1])
+if not mark.exists():
+    mark.touch()
+    os.kill(os.getpid(), signal.SIGKILL)
+print("again")
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.mark.parametrize(("replacements", "status", "expected"), [(1, 0, 0), (1, 3, 3), (0, 0, 0)])
+def test_a_killed_node_is_replaced_as_often_as_it_is_told(
+    tmp_path: Path, replacements: int, status: int, expected: int
+) -> None:
+    """What counts is how those nodes end that nobody killed."""
+    steady = (sys.executable, "-c", "print('steady')")
+    dies = (sys.executable, "-c", _DIES_ONCE, str(tmp_path / "mark"), str(status))
+    job = jobs.Job("test", (steady, dies), tmp_path / "job.log", 30, {}, replacements)
+    ended = jobs.run(job)
+    assert ended.returncode == expected
+    text = ended.log.read_text()
+    assert "steady" in text and "----- node 1 -----" in text
+    assert ("again" in text) == bool(replacements)
+
+
+def test_a_job_whose_every_node_was_killed_did_not_end_well(tmp_path: Path) -> None:
+    dies = (sys.executable, "-c", _DIES_ONCE, str(tmp_path / "mark"), "0")
+    assert jobs.run(jobs.Job("test", (dies,), tmp_path / "job.log", 30)).returncode == -signal.SIGKILL
 
 
 # -------------------------------------------------------------------------------------------- references

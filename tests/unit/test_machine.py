@@ -185,6 +185,49 @@ def test_epochs_count_on_from_where_the_caller_was() -> None:
     assert stops(engine.handle(FaultSeen(0, 0, "exception", "x", own=True)))[0].epoch == 5
 
 
+def test_order_ids_count_on_from_where_the_caller_was() -> None:
+    """A rank carries out an id once, whoever gave it."""
+    job = Job()
+    job.engine = Engine(DEADLINES, 4, issued=1 << 32)
+    job.feed(*(Registered(0, job.info(rank)) for rank in range(4)))
+    job.stop()
+    assert {order.id for order in orders(job.actions)} == {(1 << 32) + 1}
+
+
+def test_an_engine_that_takes_over_stops_under_an_epoch_that_all_obey() -> None:
+    """Ranks tell with their registration which stop they heard last; reports of that time are the sign of a fault."""
+    job = Job(register=False)
+    job.feed(*(Registered(0, job.info(rank), epoch) for rank, epoch in enumerate((3, 7, 7, 0))))
+    (stop,) = stops(job.report(1, epoch=7))
+    assert stop.epoch == 8 and stop.ranks == (0, 1, 2, 3)
+    # What was told under an epoch of the engine before this one is asked again: its orders may have changed the rank.
+    assert not orders(job.report(0, 2, 3, epoch=7))
+    job.lose(3)
+    assert not orders(job.report(0, 2, epoch=8))
+    assert {order.kind for order in orders(job.report(1, epoch=8))} == {STAGE}
+
+
+def test_a_stop_that_one_rank_would_not_obey_is_given_again_to_all() -> None:
+    job = Job()
+    assert [stop.epoch for stop in stops(job.lose(3))] == [1]
+    job.report(0, 1, epoch=1)
+    found = job.feed(Registered(0, job.info(2), 5))
+    (stop,) = [stop for stop in stops(found) if len(stop.ranks) > 1]
+    assert (stop.epoch, stop.ranks) == (6, (0, 1, 2))
+    assert job.engine.state is State.STOPPING
+    assert orders(job.report(0, 1, 2, epoch=6))
+
+
+def test_a_dump_goes_on_when_somebody_has_heard_of_a_later_epoch() -> None:
+    job = Job()
+    job.stop()
+    assert job.engine.state is State.STAGING
+    job.feed(Registered(0, job.info(2), 5))
+    assert job.engine.state is State.STAGING
+    job.answer(*orders(job.actions, STAGE))
+    assert job.engine.state is State.WRITING
+
+
 def test_names_of_dump_directories_differ_by_tag_step_and_attempt() -> None:
     job = Job()
     job.engine = Engine(DEADLINES, 4, tag="job1")

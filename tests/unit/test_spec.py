@@ -20,6 +20,7 @@ from mindspeed_tft.faults.spec import (
     SpecError,
     check_drill,
     check_replicas,
+    default_nodes,
     first_rewind,
     format_faults,
     interval_before,
@@ -113,9 +114,10 @@ def _check(
     replicas: int = 2,
     dtype: str = "fp32",
     save_interval: int | None = None,
+    nodes: int = 1,
 ) -> None:
     """`fault` may be several, divided by commas."""
-    check_drill(preset, parse_layout(layout), parse_faults(fault), steps, replicas, dtype, save_interval)
+    check_drill(preset, parse_layout(layout), parse_faults(fault), steps, replicas, dtype, save_interval, nodes)
 
 
 @pytest.mark.parametrize(
@@ -145,13 +147,13 @@ def _check(
         ({"preset": "dump", "fault": "kill@1:7:rollback"}, "available: data forward"),
         (
             {"preset": "recover", "fault": "term@1:7"},
-            "where there are kill segv exc oom stop hang uce uce-low link; use",
+            "where there are kill segv exc oom stop hang uce uce-low link controller agent node; use",
         ),
         ({"preset": "recover", "fault": "nan@1:7"}, "use --preset retry"),
         ({"preset": "recover", "fault": "kill@2:7:rollback"}, "none that is repaired online is given"),
         (
             {"preset": "recover", "fault": "kill@2:7:repair,link@1:7"},
-            "or 'kill' or 'oom' or 'segv' or 'stop' or 'uce' of",
+            "or 'kill' or 'node' or 'oom' or 'segv' or 'stop' or 'uce' of",
         ),
         ({"preset": "retry", "fault": "uce@4:7"}, "ranks 0 to 3"),
         ({"preset": "retry", "layout": "dp1tp4"}, "--replicas 2"),
@@ -192,7 +194,7 @@ def test_worker_reboot_is_drilled_in_every_phase(kind: str, phase: str) -> None:
         with pytest.raises(SpecError, match="between steps work may take any time"):
             _check(preset="recover", fault=f"{kind}@3:7:{phase}")
         return
-    _check(preset="recover", fault=f"{kind}@3:7:{phase}")
+    _check(preset="recover", fault=f"{kind}@3:7:{phase}", nodes=2)
 
 
 @pytest.mark.parametrize("kind", KINDS_IN_REPAIR)
@@ -204,10 +206,31 @@ def test_a_fault_may_fall_into_the_repair_after_a_death(kind: str, phase: str, c
 
 def test_it_is_known_which_faults_end_their_process() -> None:
     ended = {kind for kind in KINDS if FaultSpec(kind, 1, 7, "backward").ends_process}
-    assert ended == {"kill", "segv", "exc", "oom", "stop", "hang"}
+    assert ended == {"kill", "segv", "exc", "oom", "stop", "hang", "node"}
     # An order that fails is tried again, by the same process.
     for phase in REPAIR_PHASES:
-        assert {kind for kind in KINDS if FaultSpec(kind, 1, 7, phase).ends_process} == {"kill", "segv"}
+        assert {kind for kind in KINDS if FaultSpec(kind, 1, 7, phase).ends_process} == {"kill", "segv", "node"}
+
+
+def test_a_fault_of_a_node_ends_all_its_ranks_and_needs_another_node() -> None:
+    assert FaultSpec("node", 3, 7, "backward").victims(per_node=2) == (2, 3)
+    assert FaultSpec("node", 0, 7, "backward").victims(per_node=4) == (0, 1, 2, 3)
+    assert FaultSpec("kill", 3, 7, "backward").victims(per_node=2) == (3,)
+    assert FaultSpec("agent", 3, 7, "backward").victims(per_node=2) == ()
+    assert [default_nodes(parse_faults(text)) for text in ("kill@1:7", "kill@1:7,node@1:9", "agent@1:7")] == [1, 2, 2]
+    _check(preset="recover", layout="tp2dp2", fault="node@3:7", nodes=2)
+    _check(preset="dump", fault="controller@0:7,node@3:7", nodes=4)
+    for refused, words in (
+        ({"preset": "recover", "fault": "node@3:7"}, "hits one node of several; use --nodes 2"),
+        ({"preset": "recover", "fault": "kill@3:7", "nodes": 3}, "fitting: 1 2 4"),
+        (
+            {"preset": "recover", "fault": "node@3:7", "nodes": 2, "layout": "pp2dp2"},
+            "shard of rank 2 are on that node",
+        ),
+        ({"preset": "dump", "fault": "controller@0:7"}, "add a fault that ends it, such as kill@1:8"),
+    ):
+        with pytest.raises(SpecError, match=words):
+            _check(**refused)
 
 
 def test_a_corrupted_gradient_and_a_lost_only_copy_need_a_checkpoint_to_go_back_to() -> None:
