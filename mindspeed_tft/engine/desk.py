@@ -20,6 +20,7 @@ class Desk:
         self.incident = Incident()
         self.stage = ""
         self.epoch = epoch
+        self.doubt = ""  # why the numbers of all ranks may be wrong, as long as they may be
         self._out: list[Action] = []
         self._issued = issued
         self._orders: dict[int, Order] = {}
@@ -45,7 +46,7 @@ class Desk:
     def stop(self, ranks: tuple[int, ...], reason: str) -> None:
         """Stop these ranks under the current epoch; a rank that knows the epoch already ignores it."""
         if ranks:
-            self.put(Stop(self.epoch, ranks, reason))
+            self.put(Stop(self.epoch, ranks, reason, self.doubt))
 
     def issue(self, rank: int, kind: OrderKind, payload: Payload) -> Order:
         self._issued += 1

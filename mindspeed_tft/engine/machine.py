@@ -110,15 +110,15 @@ class Engine:
     ) -> None:
         """
         Args:
-            epoch: the last epoch that was used before this engine; its stops count on from there.
-            issued: the last order id that may have been used before it; a rank carries out an id once.
+            epoch: no smaller than any epoch that was used before this engine; its stops count on from there.
+            issued: no smaller than any order id that was used before it; a rank carries out an id once.
             tag: makes the names of this job's dump directories different from those of another job.
             strategies: "retry" lets faults be repaired online where that is possible; "recover" does, too, and waits
                 for processes that are started again. A dump is the last resort of all.
         """
         self._deadlines = deadlines
         self._desk = Desk(epoch, issued)
-        self._first_stop = epoch + 1
+        self._first = epoch == 0  # no engine was here before: what ranks tell before they hear a stop is news
         self._roster = Roster(world_size)
         self._reports: dict[int, RankReport] = {}
         self._silent: dict[int, str] = {}
@@ -129,6 +129,7 @@ class Engine:
         self._warned_of_missing = False
         self._reason = ""  # of the stop
         self._exits: dict[int, Order] = {}  # rank -> its order to leave
+        self._bare: dict[int, RankInfo] = {}  # STARTING: processes that were started in the place of others
         online = bool({"retry", "recover"} & strategies)
         self._repairs = Repairs(self._desk, self._roster, deadlines) if online else None
         self._reboots: Reboots | None = None
@@ -263,7 +264,11 @@ class Engine:
                 return
             self._supersede(info)
         self._roster.enter(info, arrival, self._desk.now)
+        if event.bare and arrival is Arrival.FIRST:
+            self._bare[rank] = info
         self._catch_up(rank, event.epoch)
+        if event.doubt and not self._desk.doubt:
+            self._take_doubt(event.doubt)
         if arrival is Arrival.NEWCOMER and (welcoming := self._welcoming) is not None:
             welcoming.came(info)
         if self._state is State.STARTING:
@@ -281,13 +286,21 @@ class Engine:
         before, self._desk.epoch = self._desk.epoch, epoch
         why = f"rank {rank} has heard of epoch {epoch} already, where this stop was epoch {before}"
         if self._state in (State.STARTING, State.TRAINING):
-            self._first_stop = epoch + 1
+            self._first = False
         elif self._repair is not None:
             self._repair.fail(why)
         elif self._state is State.STOPPING and self._dump is None:
             self._desk.note(f"everybody is stopped anew: {why}")
             self._stop_anew(self._reason)
         # A dump goes on: its orders need no epoch. Who leaves needs none, either.
+
+    def _take_doubt(self, doubt: str) -> None:
+        """An engine before this one knew of a fault whose witness may be gone."""
+        fault = Fault(self._desk.now, NOBODY, "precision", doubt, own=True)
+        self._book_fault(fault, None)
+        self._desk.note(str(fault), warn=True)
+        if self._state is State.TRAINING:
+            self._stop(doubt)
 
     def _supersede(self, newcomer: RankInfo) -> None:
         """There is another process for this rank, so the one before it is gone."""
@@ -306,6 +319,18 @@ class Engine:
             self._desk.note(f"all {self._roster.world_size} ranks registered: protected from now on")
             self._desk.enter("train")
             self._watch.begin()
+            self._seat_newcomers()
+
+    def _seat_newcomers(self) -> None:
+        """Processes that came for lost ranks when another engine was here. Of those before them only the place is
+        known."""
+        bare, self._bare = self._bare, {}
+        for rank, info in bare.items():
+            self._lose(rank, f"process {info.pid} on {info.host} was started in its place")
+            self._roster.enter(info, Arrival.NEWCOMER, self._desk.now)
+            if (welcoming := self._welcoming) is not None:
+                welcoming.came(info)
+            self._greet(rank, Arrival.NEWCOMER)
 
     def _greet(self, rank: int, arrival: Arrival) -> None:
         """A rank registered after the stop: it must not stay behind in a collective, nor wait for a lost order."""
@@ -451,7 +476,12 @@ class Engine:
         incident = self._desk.incident
         if not incident.faults and last_heard is not None:
             incident.timings["detect"] = fault.at - last_heard  # at most: it was well when it was heard last
-        return incident.fault(fault)
+        new = incident.fault(fault)
+        if new and fault.own and fault.kind in SPOILING and not self._desk.doubt:
+            self._desk.doubt = f"wrong numbers since: {fault}"
+            if self._state is State.STOPPING:
+                self._desk.stop(self._roster.told, self._reason)  # who has heard this stop hears of the doubt
+        return new
 
     def _distrust(self, rank: int, why: str) -> None:
         if not self._reports[rank].trusted:
@@ -519,6 +549,7 @@ class Engine:
         if rewound:  # the steps after it are told as lost now, and not once more
             self._furthest = plan.step
         desk.incident = Incident()
+        desk.doubt = ""
         desk.enter("train")
         self._repair, self._summary, self._number = None, "", self._number + 1
         self._reports.clear()
@@ -614,7 +645,7 @@ class Engine:
         if self._state is State.STARTING:
             self._abandon_start(f"rank {rank} stopped: {report.fault or 'no reason given'}")
         elif self._state is State.TRAINING:
-            if report.epoch:  # it answered a stop of an engine before this one, whose orders may have changed it since
+            if self._desk.epoch:  # it was told to an engine before this one, whose orders may have changed it since
                 del self._reports[rank]
             self._stop(f"rank {rank} stopped: {report.fault or 'no reason given'}")
         elif self._flow is None:
@@ -631,7 +662,7 @@ class Engine:
         """
         if self._state is State.TRAINING:
             return self._past is not None
-        first = self._desk.epoch <= self._first_stop
+        first = self._first and self._desk.epoch == 1
         return report.epoch != self._desk.epoch and not (first and report.epoch == 0)
 
     def _compare(self, old: RankReport, new: RankReport) -> None:

@@ -70,6 +70,8 @@ class Event:
 class Registered(Event):
     info: RankInfo
     epoch: int = 0  # of the last stop that this process heard, perhaps from an engine before this one
+    bare: bool = False  # it was started in the place of another process, and has none of its state yet
+    doubt: str = ""  # why the numbers of all ranks may be wrong, as a `Stop` told this process
 
 
 @dataclass(frozen=True)
@@ -189,6 +191,7 @@ class Stop(Action):
     epoch: int
     ranks: tuple[int, ...]
     reason: str
+    doubt: str = ""  # why the numbers of all ranks may be wrong: kept by all of them until they train on
 
 
 @dataclass(frozen=True)

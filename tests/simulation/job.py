@@ -137,6 +137,9 @@ class SimRank:
         self._now: Order | None = None
         self.small = True  # its random states and counters go with its step
         self.newcomer, self.starting = newcomer, newcomer
+        self.bare = newcomer  # has not trained yet
+        self.doubt = ""  # why numbers may be wrong, as it was told
+        self._said_before = 0  # its running order began
         self.known_at = float("inf")  # when the engine heard of it
         if newcomer:
             self._begin_bare()
@@ -344,8 +347,10 @@ class SimRank:
             self.stopping = True
             self.hold()
 
-    def stop(self, epoch: int) -> None:
+    def stop(self, epoch: int, doubt: str = "") -> None:
         """Told to stop. Who waits for orders already reports once more, and refuses those of an older stop."""
+        if self.alive and not self.hung and epoch >= self.stop_epoch:
+            self.doubt = doubt or self.doubt
         if not self.alive or self.hung or epoch <= self.stop_epoch:
             return
         self.stop_epoch = epoch
@@ -442,6 +447,7 @@ class SimRank:
         self._busy = True
         order = self._orders.pop(0)
         self._now = order
+        self._said_before = len(self.link.said)
         self.job.reach(self, f"order:{order.kind.value}")
         spell, self.spell = self.spell, ""
         begun = self._begin(order)
@@ -596,7 +602,9 @@ class SimRank:
     def _resume(self) -> None:
         """On with the next step: nothing of the broken one is left."""
         self._life += 1
-        self.stopping = self.held = False
+        self.stopping = self.held = self.bare = False
+        self.doubt = ""
+        del self.link.said[: self._said_before]
         self.fault = ""
         self.begin_step()
 
@@ -634,5 +642,6 @@ class Link:
     number: int = 0
     up: bool = True
     unsaid: list[Event] = field(default_factory=list)
+    said: list[Event] = field(default_factory=list)  # since training went on last: told again to another engine
     clear_up: float = 0.0  # messages keep their order: not before this time
     clear_down: float = 0.0

@@ -44,7 +44,7 @@ def _ends(simulation: Simulation) -> list[str]:
     if simulation.stopped_at is None:
         silenced = simulation.closed or simulation.scenario.weather.loss  # training ended, or no word came through
         return [] if silenced else ["nobody was stopped"]
-    words_lost = simulation.recovered and simulation.scenario.weather.loss
+    words_lost = (simulation.recovered or simulation.takeovers) and simulation.scenario.weather.loss
     if words_lost and simulation.engine.state is State.TRAINING:
         return []  # the goodbye of a rank was among them
     if len(simulation.closed) != 1:
@@ -169,6 +169,8 @@ def _rewound_where_needed(simulation: Simulation) -> list[str]:
         return []
     ranks, closed = simulation.ranks, simulation.closed[0][1]
     if closed.outcome != "failed" or "finished training" in closed.summary:
+        return []
+    if simulation.takeovers:  # who takes over in the middle of a load cannot know which checkpoint was believed good
         return []
     sources = {rank.info.part for rank in ranks if rank.number not in simulation.harmed}
     common = set.intersection(*(rank.checkpoints for rank in ranks if not rank.newcomer))

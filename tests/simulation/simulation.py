@@ -21,6 +21,7 @@ from mindspeed_tft.engine.types import (
     Kill,
     Order,
     OrderKind,
+    RankFinished,
     RankLost,
     RankQuiet,
     Recovered,
@@ -45,8 +46,11 @@ class Simulation:
         self.scenario = scenario
         self.random = random.Random(scenario.seed)
         self.disk = Disk()
-        deadlines = replace(DEADLINES, hang=5.0 if scenario.watch else 0.0)
-        self.engine = Engine(deadlines, scenario.layout.world_size, strategies=scenario.strategies)
+        self.deadlines = replace(DEADLINES, hang=5.0 if scenario.watch else 0.0)
+        self.engine = Engine(self.deadlines, scenario.layout.world_size, strategies=scenario.strategies)
+        self.takeovers = 0
+        self._leaderless = False
+        self._ends: dict[SimRank, Event] = {}  # of processes, as their relays tell them again
         self.killed: list[SimRank] = []  # because they hang
         self.furthest = 0  # the last step whose gradients were final everywhere, since the last rewind
         self.spoils: dict[str, int] = {}  # what was spoiled, and since which step
@@ -107,7 +111,7 @@ class Simulation:
         rank = SimRank(self, replace(old.info, pid=old.info.pid + 5000), newcomer=True)
         self.ranks[rank.number] = rank
         self.reborn.append(rank)
-        self.say(rank, Registered(0.0, rank.info))
+        self.say(rank, self._hello(rank))
         self._beat(rank)
         if self.coin(self.scenario.agent.dies):
             self.after(self.jitter(4.0), lambda: rank.kill("died while it started"))
@@ -128,8 +132,56 @@ class Simulation:
         self._feed(Tick(0.0))
         self.after(TICK, self._tick)
 
+    def _lose_leader(self) -> None:
+        """The leading controller dies, in the middle of whatever it did. Another one leads after a while."""
+        if self._leaderless or self.closed or self.engine.state in (State.STARTING, State.EXITING, State.CLOSED):
+            return
+        self._leaderless = True
+        self.takeovers += 1
+        self.after(0.2 + self.jitter(2.0), self._take_over)
+
+    def _take_over(self) -> None:
+        """The next leader knows who takes part. All else it is told again."""
+        self._leaderless = False
+        if self.incidents and len(self.incidents[-1]) == 1:
+            self.incidents.pop()
+        self._heard.clear()
+        self.decided_on, self.decided_at = set(), float("inf")
+        self._agreed = 0
+        world, before = self.scenario.layout.world_size, 100_000 * self.takeovers
+        tag, strategies = f"leader{self.takeovers}", self.scenario.strategies
+        self.engine = Engine(self.deadlines, world, epoch=before, issued=before, tag=tag, strategies=strategies)
+        self._epoch = before
+        # What only the dead knew is known no more, nor what is lost on its way again.
+        said = {event.message for rank in self._living() for event in rank.link.said if isinstance(event, FaultSeen)}
+        doubts = " ".join(rank.doubt for rank in self._living())
+        self._told = {text: epoch for text, epoch in self._told.items() if text in said or text in doubts}
+        if self.scenario.weather.loss:
+            self._told.clear()
+        for rank in self._seats.values():
+            self._feed(Registered(0.0, rank.info, bare=rank.bare))
+        for rank in self._seats.values():
+            if rank in self._ends:
+                self._hear(rank, self._ends[rank])
+            elif rank.link.up:
+                self._resync(rank)
+
+    def _living(self) -> list[SimRank]:
+        return [rank for rank in self._seats.values() if rank.alive]
+
+    def _resync(self, rank: SimRank) -> None:
+        self.say(rank, self._hello(rank))
+        said, rank.link.said = rank.link.said, []
+        for event in said:
+            self.say(rank, event)
+
+    def _hello(self, rank: SimRank) -> Registered:
+        return Registered(0.0, rank.info, rank.stop_epoch, rank.bare, rank.doubt)
+
     def _feed(self, event: Event) -> None:
-        if isinstance(event, Reported) and event.report.epoch in (self._epoch, 0 if self._epoch <= 1 else -1):
+        if self._leaderless:
+            return
+        if isinstance(event, Reported) and event.report.epoch in (self._epoch, 0 if self._epoch == 1 else -1):
             self._heard.add(event.report.rank)
         if isinstance(event, FaultSeen) and event.kind in SPOILING_FAULTS:
             self._told.setdefault(event.message, self._epoch)
@@ -226,7 +278,7 @@ class Simulation:
                 self._new_stop(action.epoch)
             for number in action.ranks:
                 told = self._seats.get(number, self.ranks[number])
-                self._tell(told, lambda told=told: told.stop(action.epoch))  # type: ignore[misc]
+                self._tell(told, lambda told=told: told.stop(action.epoch, action.doubt))  # type: ignore[misc]
         elif isinstance(action, Order):
             if action.kind in (OrderKind.ROLLBACK, OrderKind.LOAD):
                 self._behind = self.furthest
@@ -320,6 +372,9 @@ class Simulation:
                     self._strike(rank, fault)
 
     def _strike(self, rank: SimRank, fault: Fault) -> None:
+        if fault.what == "takeover":
+            self._lose_leader()
+            return
         if not rank.alive or (fault.what == "flap" and rank.inside is None):
             return
         self.struck.append((self.now, fault))
@@ -366,6 +421,8 @@ class Simulation:
     def say(self, rank: SimRank, event: Event) -> None:
         """Rank to engine."""
         link = rank.link
+        if not isinstance(event, (Heartbeat, RankQuiet, Registered, Examined)):
+            link.said.append(event)
         if not link.up:
             if not isinstance(event, (Heartbeat, RankQuiet)):
                 link.unsaid.append(event)
@@ -388,6 +445,8 @@ class Simulation:
         seated = self._seats.get(rank.number)
         if rank in self._replaced:
             return
+        if isinstance(event, (RankLost, RankFinished)):
+            self._ends[rank] = event
         if isinstance(event, Registered):
             if seated is not None and seated is not rank:
                 self._replaced.add(seated)
@@ -439,7 +498,7 @@ class Simulation:
         if not rank.alive and not rank.finished:
             return
         link.up = True
-        self.say(rank, Registered(0.0, rank.info))
+        self.say(rank, self._hello(rank))
         unsaid, link.unsaid = link.unsaid, []
         for event in unsaid:
             self.say(rank, event)
