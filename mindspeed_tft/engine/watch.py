@@ -58,7 +58,7 @@ class Hang:
 
 @dataclass(frozen=True)
 class Deadlock:
-    """All ranks wait for each other: a message was lost, and nobody's process is to blame."""
+    """All ranks that are heard wait: a message was lost, or a host. No process is to blame that could be ended."""
 
     message: str
 
@@ -284,7 +284,7 @@ class Watch:
         here = {rank: self._seen[rank] for rank in self._roster.alive if rank in self._seen}
         news = self._desk.now - BEATS * self._deadlines.heartbeat
         if len(here) < len(self._roster.alive) or any(seen.at < news for seen in here.values()):
-            return {}  # somebody is not heard, for whom all others may wait
+            return self._cut_off(here)  # somebody is not heard, for whom all others may wait
         if any(seen.phase not in STEPPING and not seen.waiting for seen in here.values()):
             return {}  # it evaluates or saves, which takes as long as it takes
         working = {rank: seen for rank, seen in here.items() if not seen.waiting}
@@ -299,6 +299,19 @@ class Watch:
             for rank, seen in working.items()
             if not self._is_spared(rank) and (self._rests(seen) >= limit or standing >= BUSY * limit)
         }
+
+    def _cut_off(self, here: Mapping[int, Seen]) -> dict[int, str] | Deadlock:
+        """Ranks that nobody hears, nor their relays, while all others wait in a step: a host that lost its power closes
+        no connection. One that is merely cut off from the controller trains on, and so do the others."""
+        before = self._desk.now - self._deadlines.heartbeat_lost
+        gone = {rank for rank in self._roster.alive if rank not in here or here[rank].at < before}
+        left = {rank: seen for rank, seen in here.items() if rank not in gone}
+        if not gone or not left or gone & self._quiet.keys():
+            return {}
+        if any(seen.phase not in STEPPING or not seen.waiting or seen.at < before for seen in left.values()):
+            return {}
+        standing = f"no progress for {self._standing:.1f} s"
+        return Deadlock(f"{standing}: all wait, and {ranks(gone)} cannot be heard, nor can whoever watches them")
 
     def _rests(self, seen: Seen) -> float:
         return self._desk.now - max(seen.moved, self._since)

@@ -458,10 +458,26 @@ def test_a_rank_that_is_heard_again_in_time_is_left_alone() -> None:
     assert not job.killed and not job.said(Stop)
 
 
-def test_a_relay_that_is_gone_since_says_nothing() -> None:
-    job = Job().stop_process(2).run(5)
+def test_a_host_that_lost_its_power_is_noticed_by_those_who_wait_for_it() -> None:
+    job = Job("recover")
     job.deaf = {2}
-    assert job.run(100).healthy()
+    job.hang(2).run(4)
+    assert job.healthy()  # its relay may be on its way back
+    job.run(9)
+    (stop,) = job.said(Stop)
+    assert "all wait, and rank 2 cannot be heard, nor can whoever watches" in stop.reason
+    assert not job.killed
+
+
+def test_a_host_that_is_cut_off_from_the_controller_alone_trains_on() -> None:
+    job = Job()
+    job.deaf = {2}
+    assert job.run(100).healthy()  # steps go on
+    job.stands = True
+    assert job.run(100).healthy()  # a long step: nobody waits
+    job.phases = {1: BETWEEN}
+    job.waiting = {0, 3}
+    assert job.run(100).healthy()  # rank 1 saves
 
 
 # ------------------------------------------------------------------------------------------------ all wait
