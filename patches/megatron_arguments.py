@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_tft import arguments
+from mindspeed_tft.control.config import is_loopback
 from mindspeed_tft.patches import mindspeed
 from mindspeed_tft.patches.groups import PARSER
 from mindspeed_tft.registry import REGISTRY
@@ -86,8 +87,6 @@ _NOT_YET: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
      "virtual pipeline stages are not proved exact in this version", "leave virtual stages out"),
     ("num_layers_per_virtual_pipeline_stage", bool,
      "virtual pipeline stages are not proved exact in this version", "leave it out"),
-    ("data_parallel_random_init", bool,
-     "every data-parallel rank then has randomness of its own, which dies with it", "leave it out"),
     ("async_save", bool, "an asynchronous save may still be writing when the dump begins", "leave it out"),
     ("use_precision_aware_optimizer", bool,
      "its states are not plain fp32 and a dump would lose bits", "leave it out"),
@@ -199,7 +198,9 @@ def _check_network(settings: Settings, space: Any, environ: Any) -> None:
                       " not save", "use --distributed-backend gloo, or train without --enable-high-availability"
                       )  # fmt: skip
     hosts = int(environ.get("GROUP_WORLD_SIZE", "1"))
-    if hosts > 1 and not settings.tft_tls_dir and not settings.tft_insecure:
+    controller = settings.tft_controller_address or environ.get("TTP_ADDR") or environ.get("MASTER_ADDR", "")
+    open_network = hosts > 1 and not is_loopback(controller)  # several "nodes" of one machine need no secrets
+    if open_network and not settings.tft_tls_dir and not settings.tft_insecure:
         raise Refused("--tft-tls-dir", f"{hosts} nodes would talk to the controller without authentication",
                       "give a directory with ca.crt, node.crt and node.key, or say --tft-insecure")  # fmt: skip
 

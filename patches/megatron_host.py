@@ -7,6 +7,7 @@ this file must import without Megatron. What a dump uses communicates with nobod
 from __future__ import annotations
 
 import copy
+import dataclasses
 import hashlib
 import importlib
 import os
@@ -26,7 +27,13 @@ import torch
 from mindspeed_tft import encode
 from mindspeed_tft.engine.types import Commit, RankInfo, Update
 from mindspeed_tft.groups import CommunicationAborted, LockstepBroken
-from mindspeed_tft.patches import megatron_rewind, megatron_rollback, megatron_shards, torch_distributed
+from mindspeed_tft.patches import (
+    megatron_random,
+    megatron_rewind,
+    megatron_rollback,
+    megatron_shards,
+    torch_distributed,
+)
 from mindspeed_tft.patches.megatron_shards import buckets, local_shards, state_keys
 from mindspeed_tft.platforms.base import Damage, Platform
 from mindspeed_tft.recovery import files
@@ -65,6 +72,8 @@ class MegatronHost:
         self.validation: Any = None
         self.rerun_mode: Any = None
         self.loaders: megatron_rewind.Loaders | None = None
+        self.partners: megatron_random.Partners | None = None  # where this rank's random states are its own
+        self._given: SmallState | None = None  # to a newcomer, which has not put it in place yet
         self._saved: dict[int, Path] = {}  # step -> directory of checkpoints; only those of this run
         self._regroup_seconds = regroup_seconds
         self._flops = 0.0
@@ -77,6 +86,7 @@ class MegatronHost:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.data, self.validation = data, validation
         self.rerun_mode = _module("megatron.core.rerun_state_machine").get_rerun_state_machine().get_mode()
+        self.partners = megatron_random.Partners(self.rng) if megatron_random.wanted(args()) else None
         self._flops = float(flops)
         self._flops_open = False
 
@@ -153,6 +163,7 @@ class MegatronHost:
             CommunicationAborted: a rank is gone or this one was told to stop.
             LockstepError: the ranks disagree about the step.
         """
+        self._give_randomness(step)
         world = torch.distributed.get_world_size()
         if self._ballot is None:
             self._ballot = torch.zeros(2, dtype=torch.int64, device=torch.cuda.current_device())
@@ -161,6 +172,15 @@ class MegatronHost:
         total, count = self._ballot.tolist()
         if total != world * step or count != world:
             raise LockstepError(f"commit of step {step}: {count} of {world} ranks, sum of steps {total}")
+
+    def step_begins(self, step: int) -> None:
+        """Before the first draw of `step`."""
+        if self.partners is not None:
+            self.partners.step_begins(step, evaluated=evaluation_samples(step - 1) > 0)
+
+    def _give_randomness(self, step: int) -> None:
+        if self.partners is not None:
+            self.partners.give(step)
 
     def all_agree(self, mine: bool) -> bool:
         """Whether all ranks say yes: a collective."""
@@ -181,12 +201,17 @@ class MegatronHost:
         }
 
     def rng_digest(self, state: SmallState) -> str:
+        """To compare ranks of a part; "" where each has its own states."""
+        if self.partners is not None:
+            return ""
         digest = hashlib.sha256()
         for key in sorted(state.rng):
             _feed(digest, state.rng[key])
         return digest.hexdigest()
 
     def small_state(self, step: int) -> SmallState:
+        if self._given is not None and self._given.step == step:
+            return self._given
         space = args()
         calculator = _module("megatron.core.num_microbatches_calculator")
         batch = _mpu().get_data_parallel_world_size() * space.micro_batch_size * calculator.get_num_microbatches()
@@ -270,6 +295,8 @@ class MegatronHost:
                 for index, optimizer in enumerate(self.optimizers())
                 for name, tensor in local_shards(optimizer).items()
             }
+            if self.partners is not None:
+                tensors.update(self.partners.to_tensors())
             path = _staged(directory, shard)
             hashes[path.name] = files.write_verified(path, partial(torch.save, tensors))
             files.write_text(path.with_suffix(".sha256"), hashes[path.name])
@@ -286,7 +313,11 @@ class MegatronHost:
             raise files.DumpError(f"asked to write part {part}, but this rank is {self.part()}")
         checkpointing = _module("megatron.training.checkpointing")
         optimizers = self.optimizers()
-        states = self._assemble(sources, directory)
+        staged = {shard: _load_staged(directory, shard) for shard, source in sources.items() if source != "self"}
+        rng = [state.rng]
+        if self.partners is not None:
+            rng = self.partners.of_all(state.step, state.rng, list(staged.values()))
+        states = self._assemble(sources, staged)
         for optimizer, assembled in zip(optimizers, states, strict=True):
             copy_to_model(optimizer, assembled)
         self._apply(state)
@@ -294,19 +325,18 @@ class MegatronHost:
         optimizer_path = Path(checkpointing.get_distributed_optimizer_checkpoint_name(name))
         content = states[0] if len(states) == 1 else states
         hashes = {optimizer_path: files.write_verified(optimizer_path, partial(torch.save, content))}
-        model_state = self._model_state(state, checkpointing)
+        model_state = self._model_state(state, rng, checkpointing)
         hashes[Path(name)] = files.write_verified(Path(name), partial(torch.save, model_state))
         return hashes
 
-    def _assemble(self, sources: dict[str, str], directory: Path) -> list[dict[Any, Any]]:
+    def _assemble(self, sources: dict[str, str], staged: dict[str, dict[str, torch.Tensor]]) -> list[dict[Any, Any]]:
         """The whole optimizer state of this part, per optimizer of the chain, from own and staged shards."""
         ordered = sorted(sources, key=lambda shard: int(shard.rsplit("/", 1)[1]))
         own = {index: local_shards(optimizer) for index, optimizer in enumerate(self.optimizers())}
-        loaded = {shard: _load_staged(directory, shard) for shard in ordered if sources[shard] != "self"}
         result = []
         for index, optimizer in enumerate(self.optimizers()):
             shards = [
-                own[index] if sources[shard] == "self" else _of_optimizer(loaded[shard], index) for shard in ordered
+                own[index] if sources[shard] == "self" else _of_optimizer(staged[shard], index) for shard in ordered
             ]
             result.append(assemble(optimizer, shards))
         return result
@@ -322,13 +352,13 @@ class MegatronHost:
             if scaler is not None:
                 scaler.load_state_dict(saved)
 
-    def _model_state(self, state: SmallState, checkpointing: Any) -> dict[str, Any]:
+    def _model_state(self, state: SmallState, rng: list[dict[str, Any]], checkpointing: Any) -> dict[str, Any]:
         space = copy.copy(args())
         for key in ("curr_iteration", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples"):
             setattr(space, key, state.counters[key])
         model = checkpointing.unwrap_model(self.model)
         content: dict[str, Any] = checkpointing.generate_state_dict(
-            space, model, self.optimizer, self.scheduler, [state.rng], iteration=state.step
+            space, model, self.optimizer, self.scheduler, rng, iteration=state.step
         )
         content["num_floating_point_operations_so_far"] = state.flops
         return content
@@ -359,6 +389,8 @@ class MegatronHost:
             return
         self._check_mine([shard])
         megatron_shards.send(self.optimizers(), self.model, target)
+        if self.partners is not None:
+            self.partners.send(target)
 
     def receive_shard(self, shard: str, source: int) -> None:
         if shard == self._unowned:
@@ -368,6 +400,8 @@ class MegatronHost:
         self._check_mine([shard])
         self._overwrite()
         megatron_shards.receive(self.optimizers(), self.model, source)
+        if self.partners is not None:
+            self.partners.receive(source)
 
     def _overwrite(self) -> None:
         """All of this rank's state is about to be replaced: its shard and the tensors that nobody owns by a holder's,
@@ -382,6 +416,7 @@ class MegatronHost:
     def roll_back(self, state: SmallState, again: bool) -> None:
         megatron_rollback.roll_back(self, state, again)
         self.set_flops(state.flops)
+        self._give_randomness(state.step)
 
     def send_state(self, state: SmallState, target: int) -> None:
         told = {
@@ -396,19 +431,28 @@ class MegatronHost:
         self._saved = {int(step): Path(base) for step, base in told["saved"].items()}
         for optimizer, groups in zip(self.optimizers(), told["groups"], strict=True):
             megatron_shards.put_group_options(optimizer, groups)
-        return SmallState.from_bytes(told["state"])
+        state = SmallState.from_bytes(told["state"])
+        if self.partners is not None:  # who have told by now: shards come before small states
+            state = dataclasses.replace(state, rng=self.partners.mine(state.step))
+        megatron_rollback.scheduler_options(self, state)
+        self._given = state
+        return state
 
     def take_place(self, state: SmallState) -> None:
         megatron_rewind.take_place(self, state)
+        self._given = None
         self.set_flops(state.flops)
+        self._give_randomness(state.step)
 
     def forget_first_times(self) -> None:
         megatron_rollback.forget_first_times(self)
 
     def load(self, step: int) -> None:
         base = self._place_of(step)
+        self._given = None
         try:
             megatron_rewind.rewind(self, step, base)
+            self._give_randomness(step)
         except CommunicationAborted:
             raise
         except Exception:

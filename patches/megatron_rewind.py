@@ -77,8 +77,6 @@ def take_place(host: MegatronHost, state: SmallState) -> None:
     for rule in megatron_rollback.ABANDON:
         rule(host)
     megatron_rollback.counters(host, state)
-    for name, value in state.scheduler.items():  # bounds and lengths too: a resumed job has them from its checkpoint
-        setattr(host.scheduler, name, value)
     _data(host)
     for put_back in megatron_rollback.PUT_BACK:
         put_back(host, state)

@@ -109,6 +109,13 @@ def counters(_host: MegatronHost, state: SmallState) -> None:
     calculator.update_num_microbatches(space.consumed_train_samples, consistency_check=False)
 
 
+def scheduler_options(host: MegatronHost, state: SmallState) -> None:
+    """Bounds and lengths: a job that was resumed has them from its checkpoint, and not from its command line."""
+    for name, value in state.scheduler.items():
+        if name != "num_steps":
+            setattr(host.scheduler, name, value)
+
+
 def optimizer_scalars(host: MegatronHost, state: SmallState) -> None:
     """Loss scalers, and scheduler with the learning rates that it wrote into the optimizer."""
     host.scheduler.num_steps = state.scheduler["num_steps"]

@@ -270,7 +270,7 @@ def _hash(tensor: torch.Tensor) -> torch.Tensor:
 def _send(tensor: torch.Tensor, target: int) -> int:
     if tensor.numel() == 0:
         return 0
-    torch.distributed.send(torch.cat([_hash(tensor), _bytes(tensor)]).to(_device()), target)
+    torch.distributed.send(torch.cat([_hash(tensor), _bytes(tensor)]).to(message_device()), target)
     return tensor.numel() * tensor.element_size()
 
 
@@ -278,7 +278,7 @@ def _receive(tensor: torch.Tensor, source: int) -> int:
     if tensor.numel() == 0:
         return 0
     size = tensor.numel() * tensor.element_size()
-    message = torch.empty(DIGEST + size, dtype=torch.uint8, device=_device())
+    message = torch.empty(DIGEST + size, dtype=torch.uint8, device=message_device())
     torch.distributed.recv(message, source)
     message = message.cpu()
     _bytes(tensor).copy_(message[DIGEST:])
@@ -287,6 +287,6 @@ def _receive(tensor: torch.Tensor, source: int) -> int:
     return size
 
 
-def _device() -> Any:
+def message_device() -> Any:
     """Where messages between ranks have to lie: the backend's device, and the CPU for gloo."""
     return "cpu" if torch.distributed.get_backend() == "gloo" else torch.cuda.current_device()

@@ -103,7 +103,9 @@ def train_step(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwa
         return wrapped(*args, **kwargs)
     host = session.host
     megatron_rollback.mark_step(host)
-    session.step_begin(megatron_host.args().curr_iteration + 1, len(host.optimizers()))
+    step = megatron_host.args().curr_iteration + 1
+    host.step_begins(step)
+    session.step_begin(step, len(host.optimizers()))
     first = session.first_step
     if first:
         args = (_on_default_streams(args[0], host.platform), *args[1:])

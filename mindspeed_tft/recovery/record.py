@@ -57,10 +57,14 @@ class StepRecord:
         self.updates = dict.fromkeys(range(optimizers), Update.UNTOUCHED)
 
     def given(self, step: int) -> None:
-        """The shards of this rank came from other holders and are those of `step`."""
-        if self.step == step:
-            self.commit = Commit.PASSED
-            self.updates = dict.fromkeys(self.updates, Update.DONE)
+        """The shards of this rank came from other holders and are those of `step`. A rank that has begun the step after
+        it still has its start to go back to; a newcomer, which has trained none, stands at `step` from now on."""
+        if self.step > step:
+            return
+        if self.step < step:
+            self.step, self.start, self.skipped = step, None, False
+        self.commit = Commit.PASSED
+        self.updates = dict.fromkeys(self.updates, Update.DONE)
 
     @property
     def update(self) -> Update:

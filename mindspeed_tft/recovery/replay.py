@@ -21,15 +21,6 @@ class _Generators(NamedTuple):
     def now(cls) -> _Generators:
         return cls(random.getstate(), np.random.get_state(), torch.get_rng_state())
 
-    def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, _Generators)
-            and self.python == other.python
-            and self.numpy[2:] == other.numpy[2:]
-            and np.array_equal(self.numpy[1], other.numpy[1])
-            and torch.equal(self.torch, other.torch)
-        )
-
     def put(self) -> None:
         random.setstate(self.python)
         np.random.set_state(self.numpy)
@@ -38,14 +29,15 @@ class _Generators(NamedTuple):
 
 class _Given(NamedTuple):
     batch: Any
-    after: _Generators | None  # where making the batch drew random numbers: the states after that
+    after: _Generators  # the states once the batch was made
 
 
 class ReplayIterator(Iterator[Any]):
     """Wraps the iterator of micro-batches. Holds the batches of one step, which training holds anyway.
 
     A source may draw from the generators of this process (a dataset that masks at random, a loader that begins a new
-    epoch). What it drew is drawn again with the batch, or the rest of the step would see other numbers.
+    epoch). With a batch that comes again, they are put to where they were after it, or the rest of the step would see
+    other numbers. That asks for one look at them a batch; to find out whether it drew at all takes two.
     """
 
     def __init__(self, source: Iterator[Any]) -> None:
@@ -54,19 +46,13 @@ class ReplayIterator(Iterator[Any]):
         self._again: list[_Given] = []
 
     def __next__(self) -> Any:
-        found = self._again.pop(0) if self._again else None
-        if found is None:
-            found = self._make()
-        elif found.after is not None:
+        if self._again:
+            found = self._again.pop(0)
             found.after.put()
+        else:
+            found = _Given(next(self._source), _Generators.now())
         self._given.append(found)
         return found.batch
-
-    def _make(self) -> _Given:
-        before = _Generators.now()
-        batch = next(self._source)
-        after = _Generators.now()
-        return _Given(batch, None if after == before else after)
 
     @property
     def given(self) -> int:

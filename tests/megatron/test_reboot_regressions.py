@@ -1,0 +1,208 @@
+"""Real Megatron, ways to a wrong number that were found by hand: each was exact nearly everywhere, and is kept here.
+
+All of them start stock Megatron's own jobs and checkpoints, and compare every byte.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mindspeed_tft.faults import compare
+from mindspeed_tft.faults.rehearsal import Plan, Rehearsal
+from mindspeed_tft.faults.spec import parse_layout
+
+from .conftest import Drilled
+
+pytestmark = [pytest.mark.megatron, pytest.mark.full]
+
+# Every data-parallel rank draws from states of its own, and each micro-batch draws.
+OWN_RANDOMNESS = ("--data-parallel-random-init", "--hidden-dropout", "0.2", "--attention-dropout", "0.2")
+# Of a job that is resumed from a checkpoint whose optimizer had others: Megatron goes on with those of the checkpoint.
+OTHER_OPTIONS = ("--adam-beta1", "0.7", "--adam-beta2", "0.8", "--adam-eps", "1e-5", "--lr-warmup-iters", "6")
+LOADED = 4  # the step of that checkpoint
+
+
+class _Silent:
+    """Nobody watches."""
+
+    def stage(self, name: str, text: str, first: int, last: int) -> None: ...
+    def step(self, number: int) -> None: ...
+    def done(self, text: str) -> None: ...
+
+
+@pytest.fixture
+def unbroken(references: Path, tmp_path: Path) -> Callable[..., Path]:
+    """`unbroken(steps, *flags)`: where stock Megatron saved each step of this job."""
+
+    def run(steps: int, *flags: str) -> Path:
+        work = tmp_path / "unbroken"
+        work.mkdir(exist_ok=True)
+        plan = Plan(layout=parse_layout("dp4"), faults=(), steps=steps, extra=flags)
+        return Rehearsal(plan, work, references, _Silent()).reference()
+
+    return run
+
+
+@pytest.fixture
+def spoil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """`spoil(module, assignment)`: in all jobs, one function of `mindspeed_tft.patches` does not do its work."""
+
+    def write(module: str, assignment: str) -> None:
+        name, _, value = assignment.partition(" = ")
+        lines = (
+            "import wrapt",
+            f"def spoil(module): module.{name} = {value}",
+            f"wrapt.register_post_import_hook(spoil, 'mindspeed_tft.patches.{module}')",
+        )
+        place = tmp_path / "spoiled"
+        place.mkdir()
+        (place / "sitecustomize.py").write_text("\n".join(lines))
+        before = os.environ.get("PYTHONPATH")
+        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place), *([before] if before else [])]))
+
+    return write
+
+
+@pytest.fixture
+def load(unbroken: Callable[..., Path]) -> tuple[str, ...]:
+    """Flags of a job that goes on from step `LOADED` of another one."""
+    saved = unbroken(LOADED, "--lr-decay-iters", "12")
+    return ("--load", str(saved), "--use-checkpoint-opt_param-scheduler")
+
+
+def _faults(*faults: str) -> list[str]:
+    return [word for fault in faults for word in ("--fault", fault)]
+
+
+def _assert_exact(found: Drilled, strategy: str, restarted: list[int]) -> None:
+    report = found.report
+    assert (found.status, report["verdict"], report["reasons"]) == (0, "exact", []), found.output
+    assert (report["strategy"], report["processes_restarted"], report["steps_lost"]) == (strategy, restarted, 0)
+    assert report["compared"]["tensors"] > 30
+
+
+# --------------------------------------------------------------------- randomness that no other rank has
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "faults", "restarted"),
+    [
+        ("dp4", "fp32", ("kill@1:7:backward",), [1]),
+        ("pp2dp2", "fp32", ("kill@0:7:commit", "kill@3:7:commit"), [0, 3]),
+        ("dp4", "bf16", ("kill@2:5:forward", "kill@0:7:update"), [0, 2]),  # the second one's partner came later itself
+        ("tp2dp2", "bf16", ("exc@2:6:eval",), [2]),
+    ],
+)
+def test_a_newcomer_draws_what_its_predecessor_would_have_drawn(
+    drill: Callable[..., Drilled], layout: str, dtype: str, faults: tuple[str, ...], restarted: list[int]
+) -> None:
+    found = drill("--preset", "recover", "--layout", layout, "--dtype", dtype, *_faults(*faults), "--", *OWN_RANDOMNESS)
+    _assert_exact(found, "recover", restarted)
+
+
+def test_control_a_newcomer_that_draws_what_its_partner_draws_is_seen(
+    drill: Callable[..., Drilled], spoil: Callable[..., None]
+) -> None:
+    others = "(states for rank, states in self._book.at(step).items() if rank != self._me)"
+    mine = f"lambda self, step: module.random_states.from_bytes(next({others}))"
+    spoil("megatron_random", f"Partners.mine = {mine}")
+    found = drill("--preset", "recover", "--fault", "kill@1:7:backward", "--", *OWN_RANDOMNESS)
+    assert (found.status, found.report["verdict"]) == (3, "inexact"), found.output
+
+
+@pytest.mark.parametrize(("layout", "fault"), [("dp4", "kill@0:7:backward"), ("tp2dp2", "kill@3:7:update")])
+def test_a_dump_holds_the_random_states_of_the_dead_rank(
+    drill: Callable[..., Drilled], layout: str, fault: str
+) -> None:
+    found = drill("--layout", layout, "--fault", fault, "--", *OWN_RANDOMNESS)
+    _assert_exact(found, "dump", [0, 1, 2, 3])
+    assert {entry["what"] for entry in found.report["comparisons"]} == {"dump", "end"}
+
+
+def test_where_all_go_back_everybody_gets_its_own_random_states(drill: Callable[..., Drilled]) -> None:
+    """Both holders of a shard die; later one that went back dies, too."""
+    faults = ("kill@1:7:backward", "kill@3:7:backward", "kill@1:9:forward")
+    found = drill("--preset", "recover", "--save-interval", "4", *_faults(*faults), "--", *OWN_RANDOMNESS)
+    report = found.report
+    assert (found.status, report["verdict"]) == (4, "degraded"), found.output
+    assert [(each["strategy"], each["step"]) for each in report["recoveries"]] == [("recover", 4), ("recover", 8)]
+    assert (report["steps_lost"], report["compared"]["different"]) == (2, 0)
+
+
+# --------------------------------------------------------------------- newcomers in a repair that did not end
+
+
+@pytest.mark.parametrize("own_randomness", [(), OWN_RANDOMNESS])
+def test_a_newcomer_whose_rollback_is_cut_short_stands_where_it_was_put(
+    drill: Callable[..., Drilled], own_randomness: tuple[str, ...]
+) -> None:
+    """Rank 1 has its shard and its small state already, and waits in the rollback for rank 0, which dies."""
+    found = drill("--preset", "recover", *_faults("kill@1:7:backward", "kill@0:7:rollback"), "--", *own_randomness)
+    _assert_exact(found, "recover", [0, 1])
+
+
+# --------------------------------------------------------------------- jobs that were resumed
+
+
+def test_a_newcomer_takes_the_optimizers_options_from_the_others(
+    drill: Callable[..., Drilled], load: tuple[str, ...]
+) -> None:
+    """It reads no checkpoint, and its command line says something else than the checkpoint that the others read."""
+    found = drill("--preset", "recover", "--fault", "kill@1:7:backward", "--", *load, *OTHER_OPTIONS)
+    _assert_exact(found, "recover", [1])
+
+
+def test_control_a_newcomer_with_the_options_of_its_command_line_is_seen(
+    drill: Callable[..., Drilled], load: tuple[str, ...], spoil: Callable[..., None]
+) -> None:
+    spoil("megatron_shards", "put_group_options = lambda optimizer, groups: None")
+    found = drill("--preset", "recover", "--fault", "kill@1:7:backward", "--", *load, *OTHER_OPTIONS)
+    assert (found.status, found.report["verdict"]) == (3, "inexact"), found.output
+
+
+BOTH_HOLDERS = ("uce@1:6:backward", "uce@3:6:backward")
+
+
+def test_a_checkpoint_of_which_only_the_weights_were_loaded_is_not_gone_back_to(
+    drill: Callable[..., Drilled], load: tuple[str, ...]
+) -> None:
+    """The job went on from it with a fresh optimizer: to load all of it now would make another job of it."""
+    found = drill("--preset", "retry", *_faults(*BOTH_HOLDERS), "--", *load, "--no-load-optim", "--no-load-rng")
+    assert (found.status, found.report["verdict"]) == (5, "lost"), found.output
+    assert "rewind" not in [each["strategy"] for each in found.report["recoveries"]]
+
+
+def test_control_a_checkpoint_that_was_loaded_whole_is_gone_back_to(
+    drill: Callable[..., Drilled], load: tuple[str, ...]
+) -> None:
+    found = drill("--preset", "retry", *_faults(*BOTH_HOLDERS), "--", *load)
+    report = found.report
+    assert [(each["strategy"], each["step"]) for each in report["recoveries"]] == [("rewind", LOADED)], found.output
+    assert (report["steps_lost"], report["compared"]["different"]) == (1, 0)
+
+
+# --------------------------------------------------------------------- a job that ends between two steps
+
+EXIT = 8
+
+
+@pytest.mark.parametrize(("preset", "fault"), [("retry", "uce@1:8:param-gather"), ("recover", "kill@1:8:update")])
+def test_a_job_ends_at_its_exit_interval_though_it_was_repaired_just_before(
+    drill: Callable[..., Drilled], unbroken: Callable[..., Path], preset: str, fault: str
+) -> None:
+    """The step of the fault is the last one, and is not computed again: training goes on behind it, where Megatron does
+    not ask any more whether to end."""
+    end = ("--exit-interval", str(EXIT))
+    found = drill("--preset", preset, "--no-compare", "--fault", fault, "--", *end)
+    report = found.report
+    assert report["faults_fired"] == [fault], found.output
+    assert [each["strategy"] for each in report["recoveries"]] == [preset]
+    saved = found.directory / "dump"
+    assert compare.tracked_iteration(saved) == EXIT
+    result = compare.compare_checkpoints(unbroken(12, *end), saved)
+    assert (result.different, result.differences) == (0, [])
+    assert result.tensors > 30
