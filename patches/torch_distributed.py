@@ -8,6 +8,8 @@ other backends have an abort of their own.
 
 from __future__ import annotations
 
+import logging
+import os
 import time
 from collections.abc import Callable
 from datetime import timedelta
@@ -15,11 +17,15 @@ from typing import Any
 
 import torch
 
+from mindspeed_tft.agent.places import JobStore, journal
 from mindspeed_tft.groups import CommunicationAborted, GroupTable, SwappableGroup
 from mindspeed_tft.groups.audit import Member
 from mindspeed_tft.groups.start_up import Answers, Journal
+from mindspeed_tft.patches import torch_store
 from mindspeed_tft.patches.groups import HIGH_AVAILABILITY, MASTER
 from mindspeed_tft.registry import REGISTRY
+
+log = logging.getLogger(__name__)
 
 BACKEND = "tft_gloo"
 LOOK = 0.01  # seconds between two looks at the store
@@ -64,6 +70,7 @@ def regroup(epoch: int, timeout: timedelta) -> int:
     """
     import torch.distributed.distributed_c10d as c10d
 
+    _renew_default_store(timeout)
     place = _meeting_place(f"tft-epoch-{epoch}", timeout)
     _meet(place, epoch, timeout)
 
@@ -104,12 +111,10 @@ def keep_journal() -> None:
 def store_journal() -> None:
     """Start-up is over: lay the journal down where a newcomer finds it, on whichever node it runs."""
     import torch.distributed as dist
-    import torch.distributed.distributed_c10d as c10d
 
-    journal, table().journal = table().journal, None
-    if journal is not None:
-        store: Any = c10d._get_default_store()
-        store.set(_journal_key(dist.get_rank()), journal.to_bytes().decode())
+    kept, table().journal = table().journal, None
+    if kept is not None:
+        _job_store().set(journal(dist.get_rank()), kept.to_bytes().decode())
 
 
 def start_alone() -> None:
@@ -123,15 +128,26 @@ def alone() -> bool:
 
 def _read_journal() -> bytes:
     import torch.distributed as dist
+
+    key, place = journal(dist.get_rank()), JobStore.from_env(os.environ)
+    store = _job_store()
+    end = time.monotonic() + (place.patience if place is not None else 0.0)
+    while not store.check([key]):  # a store that was lost is being filled again by the other nodes
+        if time.monotonic() > end:
+            log.warning("nobody has kept how rank %d started: its peers are taken to be equal to it", dist.get_rank())
+            return b""
+        time.sleep(LOOK)
+    return bytes(store.get(key))
+
+
+def _job_store() -> Any:
+    """The part of the job's store that this generation of workers shares, and that its launchers know."""
     import torch.distributed.distributed_c10d as c10d
+    from torch._C._distributed_c10d import PrefixStore
 
     store: Any = c10d._get_default_store()
-    key = _journal_key(dist.get_rank())
-    return bytes(store.get(key)) if store.check([key]) else b""
-
-
-def _journal_key(rank: int) -> str:
-    return f"tft-start-up/{rank}"
+    place, below = JobStore.from_env(os.environ), torch_store.root(store)
+    return store if place is None or below is None else PrefixStore(place.prefix, below)
 
 
 def audit_lockstep(timeout: timedelta) -> int:
@@ -151,13 +167,38 @@ def audit_lockstep(timeout: timedelta) -> int:
 
 
 def _meeting_place(name: str, timeout: timedelta) -> Any:
-    """A part of the job's own store, over a connection of its own: nobody waits for another thread's request."""
+    """A part of the job's own store, over a connection of its own: nobody waits for another thread's request.
+
+    Raises:
+        StoreUnreachable: nobody serves the store, within `timeout`.
+    """
     import torch.distributed.distributed_c10d as c10d
     from torch._C._distributed_c10d import PrefixStore
 
+    place = JobStore.from_env(os.environ)
+    if place is not None:
+        return PrefixStore(name, torch_store.job_store(place, timeout))
+    # Without a launcher that replaces nodes, the store is where it was, or the job is over.
     store = c10d._get_default_store().clone()  # type: ignore[attr-defined]
     store.set_timeout(timeout)
     return PrefixStore(name, store)
+
+
+def _renew_default_store(timeout: timedelta) -> None:
+    """The node that served the job's store may have been replaced: torch too has to use the store that is there now.
+
+    Always over a new connection: one to a host that is gone without a word looks as good as any other.
+    """
+    import torch.distributed.distributed_c10d as c10d
+    from torch._C._distributed_c10d import PrefixStore
+
+    place = JobStore.from_env(os.environ)
+    if place is None:
+        return
+    store = PrefixStore("default_pg", torch_store.job_store(place, timeout))  # as `init_process_group` makes it
+    store.set_timeout(c10d._get_default_store().timeout)  # type: ignore[attr-defined]
+    group = c10d._get_default_group()
+    c10d._world.pg_map[group] = (c10d._world.pg_map[group][0], store)
 
 
 def build_gloo(group: SwappableGroup, store: Any, timeout: timedelta) -> Any:

@@ -18,22 +18,17 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from mindspeed_tft.agent import policy, reboot, spare
+from mindspeed_tft.agent import places, policy, reboot, spare
 from mindspeed_tft.agent.spare import Spare
 from mindspeed_tft.agent.standby import Order
 from mindspeed_tft.agent.supervisor import Process, Supervisor, Watched, say
+from mindspeed_tft.agent.tftrun import settings_of
+from mindspeed_tft.engine.types import Deadlines
+from mindspeed_tft.patches import torch_dynamic_rendezvous, torch_rendezvous
+from mindspeed_tft.patches.torch_elastic_names import AGENT, API, DYNAMIC, ELASTIC, LOCAL, Args, Call, Kwargs
 from mindspeed_tft.registry import REGISTRY, PatchError
 
-ELASTIC = "torch-elastic"
-
-_API = "torch.distributed.elastic.multiprocessing.api"
-_AGENT = "torch.distributed.elastic.agent.server.api"
-_LOCAL = "torch.distributed.elastic.agent.server.local_elastic_agent"
 _PER_RANK = ("RANK", "LOCAL_RANK", "ROLE_RANK", reboot.ENV_LOCAL_RANK)
-
-Call = Callable[..., Any]
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 
 def install() -> None:
@@ -47,7 +42,8 @@ def install() -> None:
     """
     policy.limits(os.environ)
     spare.wanted(os.environ)
-    import torch.distributed.elastic.agent.server.local_elastic_agent  # noqa: F401  (patches land on what is imported)
+    import torch.distributed.elastic.agent.server.local_elastic_agent  # patches land on what is imported
+    import torch.distributed.elastic.rendezvous.dynamic_rendezvous  # noqa: F401
 
     try:
         REGISTRY.activate(ELASTIC)
@@ -97,14 +93,14 @@ class _Shield:
 _shield = _Shield()
 
 
-@REGISTRY.wrap(f"{_API}:_terminate_process_handler", group=ELASTIC)
+@REGISTRY.wrap(f"{API}:_terminate_process_handler", group=ELASTIC)
 def on_signal(wrapped: Call, _instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """Around the handler of torchrun's own signals."""
     if not _shield.holds(lambda: wrapped(*args, **kwargs)):
         wrapped(*args, **kwargs)
 
 
-@REGISTRY.wrap(f"{_LOCAL}:LocalElasticAgent._start_workers", group=ELASTIC)
+@REGISTRY.wrap(f"{LOCAL}:LocalElasticAgent._start_workers", group=ELASTIC)
 def start_workers(wrapped: Call, _instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """The agent knows its workers only when all are started: no signal before that."""
     with _shield.up():
@@ -117,12 +113,44 @@ def start_workers(wrapped: Call, _instance: Any, args: Args, kwargs: Kwargs) -> 
 class _Run:
     """One run of an agent: a directory, and the supervisor of the workers that it has now."""
 
-    def __init__(self, directory: Path, patience: float) -> None:
-        """`patience`: seconds that workers have to end by themselves when they are asked to."""
-        self.directory, self.patience = directory, patience
+    def __init__(self, directory: Path, patience: float, deadlines: Deadlines | None) -> None:
+        """`patience`: seconds that workers have to end by themselves when they are asked to; `deadlines`: of a job that
+        goes on when a node is replaced, else None."""
+        self.directory, self.patience, self.deadlines = directory, patience, deadlines
         self.context: Any = None
         self.supervisor: Supervisor | None = None
+        self.node: torch_rendezvous.Node | None = None  # of a job with several
         self._warned = False
+
+    def join(self, agent: Any) -> None:
+        """After a rendezvous, before workers are started: which place has this node in its job."""
+        self.leave_node()
+        if self.deadlines is None:
+            return
+        try:
+            self.node = torch_rendezvous.join(agent, self.deadlines, self.directory)
+        except (RuntimeError, OSError) as exc:
+            say(f"a lost node cannot be replaced: this launcher finds no place in the job's store ({exc})")
+        if self.node is not None and self.node.place.replaced:
+            place = self.node.place
+            self.node.keeper.training_begins()
+            say(f"training has begun: the workers of this node take the place of node {place.node} of {place.nodes}")
+
+    def leave_node(self) -> None:
+        if self.node is not None:
+            self.node.keeper.close()
+        self.node = None
+
+    def stop_keeping(self) -> None:
+        """The workers of this node end, or have ended: nobody is to join them."""
+        if self.node is not None:
+            self.node.keeper.stop()
+
+    def look(self, supervisor: Supervisor) -> None:
+        """Look at the workers, and let other nodes know how far they are."""
+        supervisor.look(time.monotonic())
+        if self.node is not None and supervisor.all_train():
+            self.node.keeper.training_begins()
 
     def prepare(self, context: Any) -> None:
         """Before the workers of a context are started: they learn where we are."""
@@ -132,13 +160,18 @@ class _Run:
             env[reboot.ENV_DIRECTORY] = str(self.directory)
             env[reboot.ENV_AGENT] = str(os.getpid())
             env[reboot.ENV_LOCAL_RANK] = str(local_rank)
+            if self.node is not None:
+                env[places.ENV_STORE] = self.node.job_store.to_json()
+                if self.node.place.replaced:
+                    env[reboot.ENV_REBORN] = str(self.node.place.life)
 
     def supervise(self, context: Any) -> None:
         """After the workers of a context were started."""
         workers = {}
         for local_rank, handler in context.subprocess_handlers.items():
             rank = int(context.envs[local_rank]["RANK"])
-            workers[local_rank] = handler.proc = Watched(local_rank, rank, handler.proc, self.directory)
+            lives = int(context.envs[local_rank].get(reboot.ENV_REBORN, "0"))
+            workers[local_rank] = handler.proc = Watched(local_rank, rank, handler.proc, self.directory, lives)
         standby = self._spare(context)
         self.context = context
         self.supervisor = Supervisor(
@@ -148,6 +181,8 @@ class _Run:
             policy.Policy(policy.limits(os.environ)),
             standby,
         )
+        if self.node is not None:
+            self.node.keeper.start()
 
     def _spare(self, context: Any) -> Spare | None:
         if not spare.wanted(os.environ):
@@ -168,27 +203,76 @@ def _supervisor_of(context: Any) -> Supervisor | None:
     return _run.supervisor if _run is not None and _run.context is context else None
 
 
-@REGISTRY.wrap(f"{_AGENT}:SimpleElasticAgent.run", group=ELASTIC)
+@REGISTRY.wrap(f"{AGENT}:SimpleElasticAgent.run", group=ELASTIC)
 def run(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """An agent's run has a directory, which ends with it."""
     global _run
-    os.environ.pop(reboot.ENV_REBORN, None)  # of a worker that launches a job of its own
+    for name in (reboot.ENV_REBORN, places.ENV_STORE):
+        os.environ.pop(name, None)  # of a worker that launches a job of its own
     with contextlib.ExitStack() as stack:
         with _shield.up():
             directory = tempfile.TemporaryDirectory(prefix="tft-agent-", ignore_cleanup_errors=True)
             stack.callback(_leave, directory)
-            _run = _Run(Path(directory.name), float(getattr(instance, "_shutdown_timeout", 0)))
-        return wrapped(*args, **kwargs)
+            deadlines = _deadlines(instance._worker_group.spec)
+            torch_dynamic_rendezvous.enable(deadlines)
+            _run = _Run(Path(directory.name), float(getattr(instance, "_shutdown_timeout", 0)), deadlines)
+        result = wrapped(*args, **kwargs)
+    return _not_needed() if result is None else result
+
+
+def _deadlines(spec: Any) -> Deadlines | None:
+    """Of a job whose nodes may be replaced; None: it is not to be, or is no program of ours."""
+    settings = settings_of([word for word in spec.args if isinstance(word, str)])
+    return settings.deadlines() if settings.enable_worker_reboot else None
+
+
+def _not_needed() -> Any:
+    """What torch forgets to say when the rendezvous was closed while this launcher waited for a place."""
+    from torch.distributed.elastic.agent.server.api import RunResult, WorkerState
+
+    say("the job is over, and this launcher was not needed")
+    return RunResult(state=WorkerState.SUCCEEDED)
 
 
 def _leave(directory: tempfile.TemporaryDirectory[str]) -> None:
     global _run
     with _shield.up():
+        if _run is not None:
+            _run.leave_node()
+        torch_dynamic_rendezvous.enable(None)
         _run = None
         directory.cleanup()
 
 
-@REGISTRY.wrap(f"{_API}:SubprocessContext._start", group=ELASTIC)
+@REGISTRY.wrap(f"{AGENT}:SimpleElasticAgent._rendezvous", group=ELASTIC)
+def rendezvous(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A node may find that the job trains already."""
+    result = wrapped(*args, **kwargs)
+    if _run is not None:
+        _run.join(instance)
+    return result
+
+
+@REGISTRY.wrap(f"{DYNAMIC}:DynamicRendezvousHandler.num_nodes_waiting", group=ELASTIC)
+def num_nodes_waiting(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """torch restarts all workers when a node wants to join, and ends them when the store does not answer."""
+    if _run is not None and _run.node is not None and _run.node.keeper.training:
+        return torch_dynamic_rendezvous.waiting(instance)
+    return wrapped(*args, **kwargs)
+
+
+@REGISTRY.wrap(f"{AGENT}:SimpleElasticAgent._exit_barrier", group=ELASTIC)
+def exit_barrier(wrapped: Call, _instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """All workers of this node have finished. A launcher that has only waited for a place is not counted."""
+    if _run is not None:
+        _run.stop_keeping()
+        if _run.node is not None and _run.node.keeper.spare:
+            say(f"the job is over, and the place of node {_run.node.place.node} was not needed")
+            return None
+    return wrapped(*args, **kwargs)
+
+
+@REGISTRY.wrap(f"{API}:SubprocessContext._start", group=ELASTIC)
 def start(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """The first life of the workers."""
     if _run is None:
@@ -199,17 +283,17 @@ def start(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
     return result
 
 
-@REGISTRY.wrap(f"{_API}:SubprocessContext._poll", group=ELASTIC)
+@REGISTRY.wrap(f"{API}:SubprocessContext._poll", group=ELASTIC)
 def poll(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """Before torch looks at its workers, we do."""
     supervisor = _supervisor_of(instance)
-    if supervisor is not None:
+    if supervisor is not None and _run is not None:
         with _shield.up():
-            supervisor.look(time.monotonic())
+            _run.look(supervisor)
     return wrapped(*args, **kwargs)
 
 
-@REGISTRY.wrap(f"{_API}:SubprocessContext._close", group=ELASTIC)
+@REGISTRY.wrap(f"{API}:SubprocessContext._close", group=ELASTIC)
 def close(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """The workers are ended: those in their second life too, and no more begin.
 
@@ -220,6 +304,7 @@ def close(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
     if supervisor is None or _run is None:
         return wrapped(*args, **kwargs)
     with _shield.up():
+        _run.stop_keeping()
         supervisor.stop()
     death_sig, timeout = _of_close(*args, **kwargs)
     return wrapped(death_sig, max(timeout, _run.patience))
@@ -230,7 +315,7 @@ def _of_close(death_sig: Any, timeout: float = 30) -> tuple[Any, float]:
     return death_sig, timeout
 
 
-@REGISTRY.wrap(f"{_LOCAL}:LocalElasticAgent._monitor_workers", group=ELASTIC)
+@REGISTRY.wrap(f"{LOCAL}:LocalElasticAgent._monitor_workers", group=ELASTIC)
 def monitor_workers(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """The agent compares the pids it remembers with those of the context."""
     context = instance._pcontext

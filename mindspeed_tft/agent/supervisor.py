@@ -54,10 +54,11 @@ class Watched:
     A death that will be followed by another life is not shown: to the launcher the worker is still running.
     """
 
-    def __init__(self, local_rank: int, rank: int, process: Process, directory: Path) -> None:
+    def __init__(self, local_rank: int, rank: int, process: Process, directory: Path, lives: int = 0) -> None:
+        """`lives`: of this rank before, on a node that was lost."""
         self.local_rank, self.rank, self.process = local_rank, rank, process
         self.mark = mark_of(directory, local_rank)
-        self.count = 0  # of restarts
+        self.count = lives  # of restarts
         self.due: float | None = None  # dead, and to be started again at this time
         self.shown = False  # the launcher may see that it is dead
         self.closing = False  # the launcher ends its workers, and sees them as they are
@@ -88,7 +89,7 @@ class Watched:
         if self.status is None:
             return False
         facts = {"pid": self.pid, "status": self.status, "signal": signal_name(self.status), "wall": time.time()}
-        _try_to_write(lambda: write_whole(self._exit_file, json.dumps(facts)))
+        try_to_write(lambda: write_whole(self._exit_file, json.dumps(facts)))
         return True
 
     def reborn(self, process: Process) -> None:
@@ -137,7 +138,11 @@ class Supervisor:
                 self._restart(worker)
         if self._standby is not None:
             # Not before everybody is where training is: importing costs the CPU that they need to get there.
-            self._standby.look(calm=all(w.status is None and w.mark.exists() for w in self._workers.values()))
+            self._standby.look(calm=self.all_train())
+
+    def all_train(self) -> bool:
+        """Whether all workers of this node live and have come as far as training is."""
+        return all(worker.status is None and worker.mark.exists() for worker in self._workers.values())
 
     def stop(self) -> None:
         """The launcher is about to end its workers: nobody is started again, and nothing is hidden from it."""
@@ -187,15 +192,15 @@ class Supervisor:
             with open(self._directory / REBOOTS_FILE, "a") as file:
                 file.write(json.dumps(entry) + "\n")
 
-        _try_to_write(append)
+        try_to_write(append)
 
 
-def _try_to_write(write: Callable[[], None]) -> None:
+def try_to_write(write: Callable[[], None], what: str = "the end of a worker") -> None:
     """Files are for others to read; that they cannot be written must not end the workers."""
     try:
         write()
     except OSError as exc:
-        say(f"the end of a worker is not on record: {exc}")
+        say(f"{what} is not on record: {exc}")
 
 
 def signal_name(status: int | None) -> str:
