@@ -162,7 +162,7 @@ def protect(host: MegatronHost) -> None:
         waits=waiting.for_peers,
     )
     stacks.offer()
-    started = link.start(info, 1.0 if unavailable else config.start)
+    started = link.start(info, 1.0 if unavailable else config.start, bare=newcomer())
     if not started and newcomer():
         arguments.leave(f"rank {rank} was started again, but there is no controller ({unavailable or 'see above'})", 0)
     if started and newcomer():

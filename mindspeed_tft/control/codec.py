@@ -83,8 +83,15 @@ def report_from_wire(m: wire.RankReport) -> t.RankReport:
     )
 
 
-def hello(session: str, info: t.RankInfo) -> wire.RankSays:
-    return wire.RankSays(hello=wire.Hello(protocol=PROTOCOL, session=session, info=info_to_wire(info)))
+def hello(
+    session: str, info: t.RankInfo, epoch: int = 0, parked: bool = False, bare: bool = False, doubt: str = ""
+) -> wire.RankSays:
+    """`epoch`: of the last stop that this process heard, and `doubt` what stops told it of the numbers of all ranks;
+    `parked`: it knows that another one has its place; `bare`: it was started in the place of another one, and has none
+    of its state yet."""
+    told = wire.Hello(protocol=PROTOCOL, session=session, info=info_to_wire(info), epoch=epoch)
+    told.parked, told.bare, told.doubt = parked, bare, doubt
+    return wire.RankSays(hello=told)
 
 
 def says(event: t.Event, seq: int = 0) -> wire.RankSays:
@@ -116,7 +123,7 @@ def event_from_wire(m: wire.RankSays, at: float) -> t.Event:
     if kind == "hello":
         if m.hello.protocol != PROTOCOL:
             raise WireError(f"protocol {m.hello.protocol}, this side speaks {PROTOCOL}")
-        return t.Registered(at, info_from_wire(m.hello.info))
+        return t.Registered(at, info_from_wire(m.hello.info), m.hello.epoch, m.hello.bare, m.hello.doubt)
     if kind == "heartbeat":
         beat = m.heartbeat
         return t.Heartbeat(at, beat.rank, beat.step, beat.phase, beat.waiting, beat.pulse)
@@ -178,11 +185,12 @@ def witness_from_wire(m: wire.FromRank, at: float) -> t.RankQuiet | t.Examined:
 
 
 def stop_to_wire(stop: t.Stop) -> wire.Stop:
-    return wire.Stop(epoch=stop.epoch, ranks=list(stop.ranks), reason=clean(stop.reason))
+    words = {"reason": clean(stop.reason), "doubt": clean(stop.doubt)}
+    return wire.Stop(epoch=stop.epoch, ranks=list(stop.ranks), **words)
 
 
 def stop_from_wire(m: wire.Stop) -> t.Stop:
-    return t.Stop(m.epoch, tuple(m.ranks), m.reason)
+    return t.Stop(m.epoch, tuple(m.ranks), m.reason, m.doubt)
 
 
 def order_to_wire(order: t.Order) -> wire.Order:

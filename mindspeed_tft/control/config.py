@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
+import ipaddress
 import json
 import os
 import secrets
-import socket
 import stat
 import tempfile
 from collections.abc import Mapping
@@ -20,7 +20,6 @@ from mindspeed_tft.engine.types import Deadlines
 DEFAULT_PORT = 29654
 _SUN_PATH = 108  # bytes of a Unix socket's address on Linux, with the closing zero
 _LONGEST_NAME = "/ctl-0123456789ab.sock"
-ADDRESS_FILE = "controller"  # tells a relay that is started again where the controller is
 RELAY_SOCKET = "relay.sock"
 
 
@@ -104,6 +103,14 @@ class ControlConfig:
         return ControlConfig(**{**values, **settings})  # type: ignore[arg-type]
 
 
+def is_loopback(host: str) -> bool:
+    """True for names and addresses that nothing outside this host can reach; judged without a name server."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def meeting_dir(config: ControlConfig, base: str | None = None) -> Path:
     """The directory in which the ranks of this host, its relay and the controller meet. Same answer for all of them."""
     uid = os.getuid()
@@ -137,31 +144,6 @@ def check_private(directory: Path) -> None:
             f"{directory} is not a private directory of this user (mode {stat.filemode(status.st_mode)}, owner "
             f"{status.st_uid}): somebody else may listen there; remove it, or set TMPDIR to a directory of your own"
         )
-
-
-def leave(path: Path) -> None:
-    """Removes the meeting directory of a socket's path when the last process leaves it."""
-    address_file = path.parent / ADDRESS_FILE
-    with contextlib.suppress(FileNotFoundError):
-        controller = Path(address_file.read_text().removeprefix("unix:"))
-        if controller.parent == path.parent and not _listens(controller):
-            controller.unlink()  # of a controller that was killed
-    with contextlib.suppress(FileNotFoundError):
-        address_file.unlink()
-    with contextlib.suppress(OSError):  # not empty: somebody else is still there, and will do it
-        path.parent.rmdir()
-
-
-def _listens(path: Path) -> bool:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(1.0)
-        try:
-            probe.connect(str(path))
-        except (ConnectionRefusedError, FileNotFoundError):
-            return False
-        except OSError:
-            return True  # it is there, and slow
-    return True
 
 
 def write_private(path: Path, text: str) -> None:

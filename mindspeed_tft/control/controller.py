@@ -1,7 +1,8 @@
-"""Drives the engine: words of the relays in, its orders out. One event loop owns everything, so nothing is locked.
+"""Drives the engine of a leader: words of the relays in, its orders out. One event loop owns everything, so nothing is
+locked.
 
 The engine decides, this loop delivers: it stamps events with its clock, drops what a rank says a second time, says
-stops and orders again to a rank that comes back, and ends when the job has ended.
+stops and orders again to a rank that comes back, and ends when the job has ended. Who leads is `candidate`'s affair.
 """
 
 from __future__ import annotations
@@ -9,31 +10,25 @@ from __future__ import annotations
 import asyncio
 import collections
 import contextlib
-import errno
 import logging
 import os
-import socket
 import sys
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-import grpc
-import grpc.aio
-
-from mindspeed_tft.control import codec, pids, tasks, tls
+from mindspeed_tft.control import codec
 from mindspeed_tft.control import wire_pb2 as wire
-from mindspeed_tft.control.config import ControlConfig, ControlRefused
-from mindspeed_tft.control.uplink import METHOD, OPTIONS
+from mindspeed_tft.control.config import ControlConfig
+from mindspeed_tft.control.seats import HostLink, Seats, SeatState
 from mindspeed_tft.engine import types as t
 from mindspeed_tft.observe.incident import Recorder
 
 log = logging.getLogger(__name__)
 
 TICK = 0.2
-_SERVER_OPTIONS = [*OPTIONS, ("grpc.so_reuseport", 0)]
 
 
 class EngineLike(Protocol):
@@ -44,140 +39,68 @@ class EngineLike(Protocol):
     def incident(self) -> dict[str, object]: ...
 
 
-@dataclass(eq=False)
-class HostLink:
-    """The stream of one relay."""
-
-    hello: wire.HostHello
-    out: asyncio.Queue[wire.HostOrders] = field(default_factory=asyncio.Queue)
-    ranks: set[int] = field(default_factory=set)
-    bye: bool = False
-
-
-@dataclass
-class Seat:
-    """What is known of a rank beyond the engine's knowledge."""
-
-    session: str
-    host: HostLink | None
-    seq: int = 0
-    gone: bool = False
-    earlier: set[str] = field(default_factory=set)  # sessions of processes whose place this one took
-
-
 class Controller:
-    """One job's controller. `run` returns when the job is over."""
+    """The controller of a job, for as long as it leads."""
 
-    def __init__(self, config: ControlConfig, engine: EngineLike, recorder: Recorder) -> None:
+    def __init__(
+        self,
+        config: ControlConfig,
+        engine: EngineLike,
+        recorder: Recorder,
+        may_act: Callable[[], bool] = lambda: True,
+    ) -> None:
+        """`may_act`: whether decisions may be made at this moment; until then events wait."""
         self._config = config
         self._deadlines = config.deadlines
         self._engine = engine
         self._recorder = recorder
-        self._hosts: dict[int, HostLink] = {}
-        self._seats: dict[int, Seat] = {}
+        self._may_act = may_act
+        self._links: set[HostLink] = set()  # not by node rank: a spare host has that of another one
+        self._seats = Seats(
+            self._deadlines.heartbeat_lost, "recover" in config.strategies, self._feed, self._warn_of_place
+        )
         self._events: collections.deque[t.Event] = collections.deque()
         self._feeding = False
+        self._stage = "start"  # of the engine
         self._closed: t.Closed | None = None
         self._last_words: list[str] = []
-        self._broken: Exception | None = None
-        self._ever = False
         self._empty_since = time.monotonic()
-        self._said_bye = True
+        self._said_bye = False
         self._changed = asyncio.Event()
+        self.epoch = 0  # of the last stop that was given here
+        self.broken: Exception | None = None  # of the engine, after which nothing is decided any more
 
     # ---------------------------------------------------------------------------------- life
 
-    async def run(self, unix_path: str, ready: Callable[[], None]) -> None:
-        """Serves until the job is over, and says the last words when its launcher is gone."""
-        launcher = self._watch_launcher()
-        server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=100_000)
-        handler = grpc.stream_stream_rpc_method_handler(
-            self._stream,
-            request_deserializer=wire.HostSays.FromString,
-            response_serializer=wire.HostOrders.SerializeToString,
-        )
-        _, service, method = METHOD.split("/")
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, {method: handler}),))
-        self._bind(server, unix_path)
-        await server.start()
-        try:
-            ready()
-            await self._drive()
-            if self._closed is not None:
-                await self._until_hosts_left()
-        finally:
-            # First of all the port: a restart of the job by its launcher wants it at once.
-            await server.stop(grace=0.2)
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(unix_path)
-            with contextlib.suppress(OSError):  # not empty: the relay is still there, and will do it
-                os.rmdir(os.path.dirname(unix_path))
+    async def run(self) -> None:
+        """Leads until the job is over: closed, or abandoned by all hosts."""
+        await self._drive()
+        if self._closed is not None:
+            await self._until_hosts_left()
+
+    async def finish(self, launcher: int) -> None:
+        """Leaves all on disk, and says the last words when the launcher is gone (`launcher`: its descriptor, or -1)."""
         self._recorder.flush()  # the writer ends with this process
-        if self._broken is not None:
-            raise self._broken
         await self._say_last_words(launcher)
 
-    def _watch_launcher(self) -> int:
-        if self._config.launcher_pid <= 0:
-            return -1
-        try:
-            return pids.open_pidfd(self._config.launcher_pid)
-        except ProcessLookupError:
-            return -1
+    def inherit(self, states: Iterable[SeatState], epoch: int) -> None:
+        """Takes over what an earlier leader knew, before any relay is heard."""
+        self.epoch = epoch
+        self._seats.restore(states, time.monotonic())
 
-    def _bind(self, server: grpc.aio.Server, unix_path: str) -> None:
-        before = os.umask(0o177)
-        try:
-            server.add_insecure_port(f"unix:{unix_path}")
-        finally:
-            os.umask(before)
-        mode = tls.mode(self._config)
-        if mode == "unix":
-            return
-        host, port = self._config.tcp_host(), self._config.tcp_port()
-        address = self._try_port(host, port)
-        credentials = tls.server_credentials(self._config)
-        try:
-            if credentials is not None:
-                server.add_secure_port(address, credentials)
-            else:
-                if not tls.is_loopback(host):
-                    log.warning("--tft-insecure: anybody who reaches %s may command this job", address)
-                server.add_insecure_port(address)
-        except RuntimeError as error:
-            raise ControlRefused(self._port_message(host, port, str(error))) from error
+    @property
+    def version(self) -> int:
+        """Grows with every change of what a later leader has to know."""
+        return self._seats.version
 
-    def _try_port(self, host: str, port: int) -> str:
-        """The address to bind; binds it once ourselves, because gRPC does not say what is wrong with it."""
-        try:
-            family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-            with socket.socket(family, socket.SOCK_STREAM) as probe:
-                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-                probe.bind(address)
-                probe.listen(1)
-        except socket.gaierror as error:
-            raise ControlRefused(f"TTP_ADDR: {host} has no address ({error}); name the host of node 0") from error
-        except OSError as error:
-            reason = error.strerror or str(error)
-            if error.errno == errno.EADDRNOTAVAIL:
-                raise ControlRefused(
-                    f"TTP_ADDR: {host} is no address of this host ({reason}); name the host on which rank 0 runs"
-                ) from error
-            raise ControlRefused(self._port_message(host, port, reason)) from error
-        return f"[{address[0]}]:{port}" if family == socket.AF_INET6 else f"{address[0]}:{port}"
-
-    @staticmethod
-    def _port_message(host: str, port: int, reason: str) -> str:
-        return (
-            f"--tft-controller-port: port {port} on {host} cannot be used ({reason}); stop what listens there or "
-            "choose another port"
-        )
+    def snapshot(self, after: int) -> list[SeatState]:
+        """What a later leader has to know, as far as it changed after a version."""
+        return self._seats.snapshot(after)
 
     async def _drive(self) -> None:
         """Ticks until the engine closed the job, or nobody is there any more."""
-        end_of_start = time.monotonic() + self._config.start + self._deadlines.heartbeat_lost
         beat = 0.0
-        while self._closed is None and self._broken is None:
+        while self._closed is None and self.broken is None:
             self._changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), TICK)
@@ -185,11 +108,8 @@ class Controller:
             if now >= beat:
                 beat = now + self._deadlines.heartbeat
                 self._beat()
-            self._feed(t.Tick(now))
-            if not self._ever and now > end_of_start:
-                log.warning("no host came within %.0f s, the controller ends", end_of_start - self._empty_since)
-                return
-            if self._ever and not self._hosts and self._abandoned(now):
+            self._tick(now)
+            if not self._links and self._abandoned(now):
                 return
 
     def _abandoned(self, now: float) -> bool:
@@ -207,7 +127,7 @@ class Controller:
     async def _until_hosts_left(self) -> None:
         end = time.monotonic() + self._deadlines.exit + self._config.shutdown
         beat = 0.0
-        while self._hosts and time.monotonic() < end:
+        while self._links and time.monotonic() < end:
             self._changed.clear()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), TICK)
@@ -215,7 +135,7 @@ class Controller:
             if now >= beat:
                 beat = now + self._deadlines.heartbeat
                 self._beat()
-            self._feed(t.Tick(now))
+            self._tick(now)
 
     async def _say_last_words(self, launcher: int) -> None:
         """torchrun prints a long report of its own when workers fail: what matters is said once more after it."""
@@ -238,155 +158,58 @@ class Controller:
 
     # ---------------------------------------------------------------------------------- relays
 
-    async def _stream(self, _: object, context: grpc.aio.ServicerContext[wire.HostSays, wire.HostOrders]) -> None:
-        """One relay, for as long as it is connected."""
-        limit = self._deadlines.heartbeat_lost
-        first = await asyncio.wait_for(context.read(), limit)
-        refusal = self._refusal(first, context)
-        if refusal:
-            log.warning("refused a host: %s", refusal)
-            await context.write(wire.HostOrders(refused=wire.Refused(reason=refusal)))
-            return
-        link = HostLink(first.hello)
-        self._hosts[first.hello.node_rank] = link  # an older stream of the same host is dead or about to be
-        self._ever, self._said_bye = True, False
-        link.out.put_nowait(wire.HostOrders(welcome=wire.Welcome(protected=True)))
-        writer = asyncio.ensure_future(self._write(link, context))
-        silent = False
-        try:
-            while not link.bye:
-                message = await asyncio.wait_for(context.read(), limit)
-                if not isinstance(message, wire.HostSays):  # the end
-                    break
-                self._hear(link, message)
-        except asyncio.TimeoutError:
-            silent = True
-            log.warning("host %s has been silent for %.1f s", link.hello.host, limit)
-        except codec.WireError as error:
-            log.warning("host %s does not follow the protocol: %s", link.hello.host, error)
-            raise
-        finally:
-            self._left(link, silent)
-            await tasks.end([writer])
+    def enter(self, link: HostLink) -> None:
+        """A relay was told that we lead."""
+        self._links.add(link)  # beside an older stream of the same host, which is dead or about to be
+        self._said_bye = False
 
-    def _refusal(self, first: object, context: grpc.aio.ServicerContext[wire.HostSays, wire.HostOrders]) -> str:
-        """Why this peer may not come in, or nothing."""
-        if not isinstance(first, wire.HostSays) or not first.HasField("hello"):
-            return "the first message is no hello"
-        hello = first.hello
-        if hello.protocol != codec.PROTOCOL:
-            return f"it speaks protocol {hello.protocol}, this controller speaks {codec.PROTOCOL}; install one version"
-        if hello.run != self._config.run_name:
-            return f"it belongs to job {hello.run!r}, this is the controller of {self._config.run_name!r}"
-        if not 0 <= hello.node_rank < self._config.nnodes:
-            return f"node rank {hello.node_rank} is not one of {self._config.nnodes}"
-        identities = context.peer_identities()
-        if self._config.tls_dir and identities is not None:
-            names = [bytes(name).decode("utf-8", "replace") for name in identities]
-            if hello.host not in names:
-                return f"its certificate is for {', '.join(names)}, not for host {hello.host}"
-        return ""
-
-    async def _write(self, link: HostLink, context: grpc.aio.ServicerContext[wire.HostSays, wire.HostOrders]) -> None:
-        while True:
-            message = await link.out.get()
-            await asyncio.wait_for(context.write(message), self._deadlines.heartbeat_lost)
-
-    def _left(self, link: HostLink, silent: bool) -> None:
+    def left(self, link: HostLink, silent: bool) -> None:
+        """The stream of a relay is over; `silent`: nothing was heard of it for `heartbeat_lost`."""
         now = time.monotonic()
-        if self._hosts.get(link.hello.node_rank) is link:
-            del self._hosts[link.hello.node_rank]
-            if not self._hosts:
-                self._empty_since = now
-                self._said_bye = link.bye
-        for rank in link.ranks:
-            seat = self._seats[rank]
-            if seat.host is link:
-                seat.host = None
+        self._links.discard(link)
+        if not self._links:
+            self._empty_since = now
+            self._said_bye = link.bye
+        self._seats.left(link, now - self._deadlines.heartbeat_lost if silent else now)
         self._changed.set()
 
-    def _hear(self, link: HostLink, message: wire.HostSays) -> None:
+    def hear(self, link: HostLink, message: wire.HostSays) -> None:
+        """One message of a relay.
+
+        Raises:
+            WireError: it makes no sense.
+        """
         for word in message.ranks:
-            kind = word.WhichOneof("body")
             if not 0 <= word.rank < self._config.world_size:
                 raise codec.WireError(f"rank {word.rank} in a job of {self._config.world_size}")
-            if kind == "lost":
-                self._hear_lost(link, word)
-            elif kind == "says":
-                self._hear_rank(link, word)
-            elif kind in ("quiet", "examined"):
-                self._hear_of(word)
-            else:
-                raise codec.WireError("a relay passed on nothing")
+            self._seats.hear(link, word, time.monotonic())
         link.bye = message.bye
 
-    def _hear_lost(self, link: HostLink, word: wire.FromRank) -> None:
-        seat = self._seats.get(word.rank)
-        if seat is None:  # it lived and died while there was no controller to hear it
-            info = codec.info_from_wire(word.lost.info)
-            seat = self._seat(link, word, t.Registered(time.monotonic(), info))
-        if seat.session != word.session or seat.gone:
-            return  # heard before, or of an earlier life
-        seat.gone = True
-        self._feed(codec.lost_from_wire(word, time.monotonic()))
+    def _warn_of_place(self, text: str) -> None:
+        log.warning("%s", text)
+        self._recorder.action(t.Note(self._stage, text, warn=True), time.monotonic())
 
-    def _hear_of(self, word: wire.FromRank) -> None:
-        """A relay is witness of a rank that does not speak."""
-        seat = self._seats.get(word.rank)
-        if seat is not None and seat.session == word.session and not seat.gone:
-            self._feed(codec.witness_from_wire(word, time.monotonic()))
-
-    def _hear_rank(self, link: HostLink, word: wire.FromRank) -> None:
-        event = codec.event_from_wire(word.says, time.monotonic())
-        if codec.speaker(event) != word.rank:
-            raise codec.WireError(f"word of rank {codec.speaker(event)} under the name of rank {word.rank}")
-        seat = self._seats.get(word.rank)
-        if isinstance(event, t.Registered):
-            self._seat(link, word, event)
+    def _tick(self, now: float) -> None:
+        if not self._may_act():
             return
-        if seat is None or seat.session != word.session or seat.gone:
-            return  # of an earlier life
-        if word.says.seq:
-            if word.says.seq <= seat.seq:
-                return
-            seat.seq = word.says.seq
-        if isinstance(event, t.RankFinished):
-            seat.gone = True
-        self._feed(event)
-
-    def _seat(self, link: HostLink, word: wire.FromRank, event: t.Registered) -> Seat:
-        seat = self._seats.get(word.rank)
-        if seat is not None and word.session in seat.earlier:
-            # Its host was out of reach while another process took over. Nothing of it counts any more.
-            log.warning("rank %d: process %d came back after it was replaced", word.rank, event.info.pid)
-            return seat
-        if seat is None or seat.session != word.session:
-            earlier = {*seat.earlier, seat.session} if seat is not None else set()
-            seat = self._seats[word.rank] = Seat(word.session, link, earlier=earlier)
-        seat.host, seat.gone = link, False
-        link.ranks.add(word.rank)
-        self._feed(event)  # the engine says again what this rank may have missed
-        return seat
-
-    def _tell(self, rank: int, message: wire.HostOrders) -> None:
-        seat = self._seats.get(rank)
-        if seat is not None and seat.host is not None:
-            seat.host.out.put_nowait(message)
+        self._seats.look(now, self._recorder.open)
+        self._feed(t.Tick(now))
 
     def _beat(self) -> None:
-        for link in self._hosts.values():
+        for link in self._links:
             link.out.put_nowait(wire.HostOrders(beat=wire.Beat(protected=True)))
 
     # ---------------------------------------------------------------------------------- engine
 
     def _feed(self, event: t.Event) -> None:
-        """Gives the engine an event, and does what it answers. Events that arise from that wait for their turn."""
+        """Gives the engine an event, and does what it answers. Events that arise from that wait for their turn, and
+        all wait while another leader might still decide."""
         self._events.append(event)
-        if self._feeding:
+        if self._feeding or not self._may_act():
             return
         self._feeding = True
         try:
-            while self._events and self._broken is None:
+            while self._events and self.broken is None:
                 event = self._events.popleft()
                 if not isinstance(event, t.RankQuiet):  # one a second, of ranks that may stay quiet for hours
                     self._recorder.event(event)
@@ -395,7 +218,7 @@ class Controller:
                     self._do(action, event.at)
         except Exception as error:
             log.exception("the engine failed; training goes on, unprotected")
-            self._broken = error
+            self.broken = error
             self._changed.set()
             if self._recorder.open:
                 reason = f"the engine failed: {type(error).__name__}: {error}"
@@ -405,13 +228,9 @@ class Controller:
 
     def _do(self, action: t.Action, at: float) -> None:
         if isinstance(action, t.Stop):
-            by_host: dict[HostLink, list[int]] = {}  # not by node: a relay that was started again is another one
-            for rank in action.ranks:
-                seat = self._seats.get(rank)
-                if seat is not None and seat.host is not None:
-                    by_host.setdefault(seat.host, []).append(rank)
-            for link, ranks in by_host.items():
-                part = t.Stop(action.epoch, tuple(ranks), action.reason)
+            self.epoch = max(self.epoch, action.epoch)
+            for link, ranks in self._seats.by_host(action.ranks).items():
+                part = replace(action, ranks=tuple(ranks))
                 link.out.put_nowait(wire.HostOrders(stop=codec.stop_to_wire(part)))
         elif isinstance(action, t.Order):
             try:
@@ -419,15 +238,17 @@ class Controller:
             except codec.WireError as error:
                 self._events.append(t.OrderDone(at, action.rank, action.id, False, f"cannot be sent: {error}"))
                 return
-            self._tell(action.rank, wire.HostOrders(order=message))
+            self._seats.tell(action.rank, wire.HostOrders(order=message))
         elif isinstance(action, t.Examine):
-            self._tell(action.rank, wire.HostOrders(examine=codec.examine_to_wire(action)))
+            self._seats.tell(action.rank, wire.HostOrders(examine=codec.examine_to_wire(action)))
         elif isinstance(action, t.Kill):
-            self._tell(action.rank, wire.HostOrders(kill=codec.kill_to_wire(action)))
+            self._seats.tell(action.rank, wire.HostOrders(kill=codec.kill_to_wire(action)))
         elif isinstance(action, t.Note):
+            self._stage = action.stage
             if action.warn:
                 log.warning("%s: %s", action.stage, action.text)
         elif isinstance(action, t.Recovered):
+            self._seats.recovered()
             path = self._recorder.recovered(action, at, self._engine.incident())
             self._print([action.summary, f"incident: {path}"])
         elif isinstance(action, t.Closed):
@@ -439,6 +260,7 @@ class Controller:
         path: Path | None = self._recorder.close(closed, time.monotonic(), self._engine.incident())
         if self._closed is None:
             self._closed = closed
+            self._seats.close(closed.outcome)
             if closed.outcome != "finished":
                 self._last_words = [closed.summary]
                 if path is not None:

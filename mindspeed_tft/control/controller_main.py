@@ -1,4 +1,4 @@
-"""`python -m mindspeed_tft.control.controller_main --config FILE --socket PATH`: the controller of a job."""
+"""`python -m mindspeed_tft.control.controller_main --config FILE --socket PATH --index N`: a controller of a job."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import asyncio
 import importlib
 import secrets
 import signal
+from pathlib import Path
 
 from mindspeed_tft.control import daemon
 from mindspeed_tft.control.config import ControlConfig
@@ -14,20 +15,30 @@ from mindspeed_tft.control.config import ControlConfig
 
 def serve(config: ControlConfig, args: argparse.Namespace, ready: daemon.Ready) -> None:
     # Imported here: gRPC does not survive the fork that detaches this process.
-    from mindspeed_tft.control.controller import Controller
-    from mindspeed_tft.observe.incident import Recorder
+    from mindspeed_tft.control.candidate import Candidate
+    from mindspeed_tft.control.controller import EngineLike
 
     module, _, name = config.engine.partition(":")
-    engine = getattr(importlib.import_module(module), name)(
-        config.deadlines, config.world_size, tag=secrets.token_hex(3), strategies=frozenset(config.strategies)
-    )
+    kind = getattr(importlib.import_module(module), name)
+
+    def make_engine(epoch: int, issued: int) -> EngineLike:
+        engine: EngineLike = kind(
+            config.deadlines,
+            config.world_size,
+            epoch=epoch,
+            issued=issued,
+            tag=secrets.token_hex(3),
+            strategies=frozenset(config.strategies),
+        )
+        return engine
 
     async def main() -> None:
         loop = asyncio.get_running_loop()
         # A cluster that ends a job sends SIGTERM to everything: the ranks' dump needs this process to the last.
         for signum in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(signum, lambda: None)
-        await Controller(config, engine, Recorder(config.incident_dir, config.run_name)).run(args.socket, ready)
+        directory = Path(args.socket).parent
+        await Candidate(config, args.index, directory, make_engine, args.starting).run(args.socket, ready)
 
     asyncio.run(main())
 

@@ -15,6 +15,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from mindspeed_tft.control.config import ControlConfig, ControlRefused
 
@@ -26,13 +27,13 @@ Ready = Callable[[], None]
 def run(name: str, argv: list[str] | None, serve: Callable[[ControlConfig, argparse.Namespace, Ready], None]) -> None:
     """The main function of both control processes; ends the process."""
     parser = argparse.ArgumentParser(prog=f"python -m {name}")
-    parser.add_argument("--config", required=True, help="JSON file with the ControlConfig")
+    parser.add_argument("--config", required=True, help="JSON file with the ControlConfig, - for stdin")
     parser.add_argument("--socket", required=True, help="path of the Unix socket to listen on")
-    parser.add_argument("--controller", default="", help="address of the controller (relay only)")
+    parser.add_argument("--index", type=int, default=0, help="number of this controller in the job (controller only)")
+    parser.add_argument("--starting", action="store_true", help="the relay and the first controller start together")
     parser.add_argument("--detach", action="store_true", help="stay behind as a process of its own once ready")
     args = parser.parse_args(argv)
-    with open(args.config) as file:
-        config = ControlConfig.from_json(file.read())
+    config = ControlConfig.from_json(sys.stdin.read() if args.config == "-" else Path(args.config).read_text())
     tell = detach(config.start) if args.detach else sys.stdout.fileno()
     sys.exit(_guarded(name, config, args, serve, tell, args.detach))
 

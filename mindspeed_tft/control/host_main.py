@@ -1,4 +1,4 @@
-"""`python -m mindspeed_tft.control.host_main --config FILE --socket PATH --controller ADDRESS`: the relay of a host."""
+"""`python -m mindspeed_tft.control.host_main --config FILE --socket PATH`: the relay of a host."""
 
 from __future__ import annotations
 
@@ -17,12 +17,13 @@ def serve(config: ControlConfig, args: argparse.Namespace, ready: daemon.Ready) 
     # Imported here: gRPC does not survive the fork that detaches this process.
     from mindspeed_tft.control import tls
     from mindspeed_tft.control import wire_pb2 as wire
+    from mindspeed_tft.control.candidates import Candidates
     from mindspeed_tft.control.codec import PROTOCOL
     from mindspeed_tft.control.relay import Relay
     from mindspeed_tft.control.uplink import Uplink
 
     path = Path(args.socket)
-    credentials = None if args.controller.startswith("unix:") else tls.channel_credentials(config)
+    credentials = tls.channel_credentials(config) if config.nnodes > 1 else None
     hello = wire.HostHello(
         protocol=PROTOCOL, host=config.host, node_rank=config.node_rank, pid=os.getpid(), run=config.run_name
     )
@@ -33,8 +34,8 @@ def serve(config: ControlConfig, args: argparse.Namespace, ready: daemon.Ready) 
         # A cluster that ends a job sends SIGTERM to everything: the ranks' dump needs this process to the last.
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(name, lambda: None)
-        uplink = Uplink(args.controller, hello, config.deadlines, credentials)
-        relay = Relay(listener, path, uplink, config.start, Path(config.incident_dir))
+        uplink = Uplink(hello, config.deadlines, Candidates(config, path.parent), credentials)
+        relay = Relay(listener, path, uplink, config, args.starting)
         ready()
         await relay.run()
 

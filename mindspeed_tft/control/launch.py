@@ -14,7 +14,6 @@ from pathlib import Path
 
 from mindspeed_tft.control import daemon
 from mindspeed_tft.control.config import (
-    ADDRESS_FILE,
     RELAY_SOCKET,
     ControlConfig,
     ControlRefused,
@@ -60,19 +59,17 @@ def join_host(config: ControlConfig, local_rank: int) -> Path:
 
 
 def start_host(config: ControlConfig, directory: Path, controller: bool) -> Path:
-    """Starts the relay and, if wanted, the controller of this job on this host."""
+    """Starts the relay and, if wanted, the first controller of this job; the relay starts what else is needed here."""
     make_private(directory)
     _sweep(directory)
     nonce = secrets.token_hex(6)
     file = directory / f"config-{nonce}.json"
     write_private(file, config.to_json())
     socket_path, unix = directory / RELAY_SOCKET, directory / f"ctl-{nonce}.sock"
-    address = f"unix:{unix}" if controller else f"{config.tcp_host()}:{config.tcp_port()}"
-    write_private(directory / ADDRESS_FILE, address)
     names: dict[str, list[str]] = {}
     if controller:
-        names["controller_main"] = ["--socket", str(unix)]
-    names["host_main"] = ["--socket", str(socket_path), "--controller", address]
+        names["controller_main"] = ["--socket", str(unix), "--starting"]
+    names["host_main"] = ["--socket", str(socket_path), *(["--starting"] if controller else [])]
     _bring_up(config, file, names)
     return socket_path
 
@@ -85,10 +82,9 @@ def reviver(config: ControlConfig, local_rank: int) -> Callable[[], None] | None
 
     def revive() -> None:
         check_private(directory)
-        address = (directory / ADDRESS_FILE).read_text()
         file = directory / f"config-{secrets.token_hex(6)}.json"
         write_private(file, config.to_json())
-        _bring_up(config, file, {"host_main": ["--socket", str(directory / RELAY_SOCKET), "--controller", address]})
+        _bring_up(config, file, {"host_main": ["--socket", str(directory / RELAY_SOCKET)]})
 
     return revive
 
@@ -123,14 +119,28 @@ def wait_for_relay(directory: Path, timeout: float) -> Path:
     raise ControlUnavailable(f"no relay at {path} within {timeout:.0f} s ({reason}): did local rank 0 start?")
 
 
-def _start(name: str, args: list[str]) -> subprocess.Popen[bytes]:
+def environment() -> dict[str, str]:
+    """The environment of a control process."""
     env = dict(os.environ)
     env["PYTHONPATH"] = os.pathsep.join([str(_ROOT), *filter(None, [env.get("PYTHONPATH")])])
     env["PYTHONSAFEPATH"] = "1"  # the training's working directory must not shadow our modules
-    command = [sys.executable, "-m", f"mindspeed_tft.control.{name}", "--detach", *args]
+    return env
+
+
+def command(name: str, args: list[str]) -> list[str]:
+    """The command of a control process."""
+    return [sys.executable, "-m", f"mindspeed_tft.control.{name}", *args]
+
+
+def _start(name: str, args: list[str]) -> subprocess.Popen[bytes]:
     # A session of its own: the launcher ends the worker's process group, and this has to outlive it.
     return subprocess.Popen(
-        command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, start_new_session=True, close_fds=True
+        command(name, ["--detach", *args]),
+        env=environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        start_new_session=True,
+        close_fds=True,
     )
 
 

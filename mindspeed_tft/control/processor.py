@@ -85,6 +85,10 @@ class Processor:
         self._ever = False
         self._warned = False
         self._refused = ""
+        self._parked = ""
+        self._bare = False
+        self._doubt = ""  # why the numbers of all ranks may be wrong, until training goes on
+        self._dismissed = False
         self._goodbye_seen = False
         self._stop_epoch = 0
         self._orders: queue.SimpleQueue[t.Order | None] = queue.SimpleQueue()
@@ -99,11 +103,14 @@ class Processor:
 
     # ---------------------------------------------------------------------------------- what the main thread calls
 
-    def start(self, info: t.RankInfo, timeout: float) -> bool:
-        """Registers the rank; True when the relay and the controller both hear us within `timeout` seconds."""
+    def start(self, info: t.RankInfo, timeout: float, bare: bool = False) -> bool:
+        """Registers the rank; True when the relay and the controller both hear us within `timeout` seconds.
+
+        `bare`: this process was started in the place of another one, and has none of its state until `resumed`.
+        """
         if self._threads:
             raise RuntimeError("the processor was started before")
-        self._info = info
+        self._info, self._bare = info, bare
         self._wake_out, self._wake_in = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         for target, name in ((self._io_main, "tft-processor-io"), (self._worker_main, "tft-processor-worker")):
             thread = threading.Thread(target=target, name=name, daemon=True)
@@ -188,6 +195,11 @@ class Processor:
         """True while the relay hears this rank and a controller hears the relay."""
         return self._welcomed and self._protected
 
+    @property
+    def parked(self) -> str:
+        """Why this process has to wait for the place of its rank; "" when nobody else has it, as far as is known."""
+        return self._parked
+
     def wait_stop(self, timeout: float, after: int = 0) -> bool:
         """Waits until a stop with an epoch above `after` came; False when none came in time."""
         with self._lock:
@@ -211,6 +223,9 @@ class Processor:
         if self._forget:
             self._forget = False
             self._remembered.clear()
+            if self._bare or self._doubt:
+                self._bare, self._doubt = False, ""
+                self._out += pack(self._hello())
         while self._outbox:
             message = self._outbox.popleft()
             self._seq += 1
@@ -250,7 +265,8 @@ class Processor:
             self._try_revive()
             with self._lock:
                 self._lock.wait_for(lambda: self._closing, pause)
-            pause = min(2 * pause, _BACK_OFF[1])
+            # Within `heartbeat_lost` we must be back: who is not counts as lost once anything else speaks for it.
+            pause = min(2 * pause, _BACK_OFF[1], self._deadlines.heartbeat_lost / 4)
 
     def _try_revive(self) -> None:
         """Starts a dead relay again, after one that took us in before. A host that kills relays is not fought with."""
@@ -284,8 +300,12 @@ class Processor:
             raise PermissionError(f"the process listening there belongs to user {uid}")
         sock.setblocking(False)
         self._frames = FrameReader()
-        self._out = bytearray(pack(codec.hello(self._session, self._info)))
+        self._out = bytearray(pack(self._hello()))
         self._heard = time.monotonic()
+
+    def _hello(self) -> wire.RankSays:
+        assert self._info is not None
+        return codec.hello(self._session, self._info, self._stop_epoch, bool(self._parked), self._bare, self._doubt)
 
     def _serve(self) -> None:
         """Reads, writes and beats until the connection or the processor ends."""
@@ -351,14 +371,24 @@ class Processor:
         elif kind == "refused":
             self._refused = message.refused.reason
             raise ConnectionError(f"refused: {message.refused.reason}")
+        elif kind == "parked":
+            self._park(message.parked.reason)
+        elif kind == "admitted":
+            self._admit()
+            self._say_again()
+        elif kind == "dismissed":
+            self._dismiss(message.dismissed)
         elif kind == "stop":
+            self._admit()
             self._take_stop(codec.stop_from_wire(message.stop))
         elif kind == "order":
+            self._admit()
             order = codec.order_from_wire(message.order)
             if order.id not in self._known_orders:  # an order is said again after a reconnect
                 self._known_orders.add(order.id)
                 self._orders.put(order)
         elif kind == "resync":
+            self._out += pack(self._hello())  # another controller may lead, which has to know the last epoch
             self._say_again()
         elif kind == "goodbye_seen":
             with self._lock:
@@ -368,6 +398,8 @@ class Processor:
             raise codec.WireError("the relay said nothing that we know")
 
     def _take_stop(self, stop: t.Stop) -> None:
+        if stop.epoch >= self._stop_epoch:
+            self._doubt = stop.doubt or self._doubt
         if stop.epoch <= self._stop_epoch:
             return
         self._supersede(stop.epoch)
@@ -375,6 +407,26 @@ class Processor:
             self._stop_epoch = stop.epoch
             self._lock.notify_all()
         self._work.put(lambda: self._on_stop(stop.epoch, stop.reason))
+
+    def _park(self, reason: str) -> None:
+        if not self._parked:
+            log.warning("rank %d: this process waits as a spare: %s", self._rank, reason)
+        self._parked = reason
+
+    def _admit(self) -> None:
+        """Whoever is told to do something has the place of its rank."""
+        if self._parked:
+            self._parked = ""
+            log.warning("rank %d: this process takes its place now", self._rank)
+
+    def _dismiss(self, message: wire.Dismissed) -> None:
+        """There is no place for this process: a stop that nobody else hears, and an order to leave."""
+        if self._dismissed:  # said again after a reconnect
+            return
+        self._dismissed = True
+        self._take_stop(t.Stop(self._stop_epoch + 1, (self._rank,), message.reason))
+        payload: codec.Payload = {"code": message.code, "words": f"rank {self._rank} leaves: {message.reason}"}
+        self._orders.put(t.Order(-1, self._rank, t.OrderKind.EXIT, payload))
 
     def _supersede(self, epoch: int) -> None:
         """Orders that nobody began were given before this stop: their plan is void. Only an exit stays."""

@@ -19,10 +19,12 @@ from pathlib import Path
 
 from mindspeed_tft.control import codec, pids, stacks, tasks
 from mindspeed_tft.control import wire_pb2 as wire
-from mindspeed_tft.control.config import leave
+from mindspeed_tft.control.candidates import forget_uplink, leave
+from mindspeed_tft.control.config import ControlConfig
 from mindspeed_tft.control.framing import MAX_FRAME, FrameError, FrameReader, pack
+from mindspeed_tft.control.guard import Guard
 from mindspeed_tft.control.uplink import Uplink, UplinkKeeper
-from mindspeed_tft.engine.types import Deadlines, Examined, Kill, RankLost, RankQuiet
+from mindspeed_tft.engine.types import Deadlines, Examined, Kill, RankFinished, RankLost, RankQuiet
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ _PEER = struct.Struct("3i")
 LOOK = 0.1
 MISSED = 3  # heartbeats, from which on a rank is reported as quiet; what that means is for the engine to say
 _MAX_OUT = 4 * MAX_FRAME
+_TAKEOVER = 5.0  # times `heartbeat_lost` for another controller to lead, before this host counts as unprotected
 
 
 @dataclass(eq=False)
@@ -52,26 +55,31 @@ class RankLink:
     blind: bool = False  # said that this rank lives without a connection
     missed: int = 0  # beats of ours since its last word; not seconds: we may be stopped ourselves
     killed: bool = False  # by us, as ordered
+    parked: bool = False  # another process has its rank: nothing that is said to the rank is for this one
 
 
 class Relay:
     """Owns the listening socket and all connections; lives in one event loop."""
 
-    def __init__(self, listener: socket.socket, path: Path, uplink: Uplink, start: float, incidents: Path) -> None:
-        """`incidents`: the directory that gets the stacks of ranks that hang."""
-        self._incidents = incidents
+    def __init__(
+        self, listener: socket.socket, path: Path, uplink: Uplink, config: ControlConfig, starting: bool
+    ) -> None:
+        """`starting`: somebody else starts the first controller of the job right now."""
+        self._incidents = Path(config.incident_dir)
         self._examining: set[asyncio.Future[None]] = set()
         self._listener, self._path = listener, path
         self._inode = path.stat().st_ino
         self._deadlines: Deadlines = uplink.deadlines
-        self._start = start
-        self._up = UplinkKeeper(uplink, self._on_up, self._on_down, self._on_message)
+        self._start = config.start
+        self._up = UplinkKeeper(uplink, self._on_up, self._on_lost, self._on_down, self._on_message)
+        self._guard = Guard(config, path.parent, uplink.candidates, starting, lambda: self._up.up, self._say_candidates)
         self._links: set[RankLink] = set()
         self._ranks: dict[int, RankLink] = {}
-        self._gone: dict[int, wire.FromRank] = {}  # told again to a controller that comes back
+        self._gone: dict[int, list[wire.FromRank]] = {}  # told again to a controller that comes back
         self._ever = False
         self._warned = False
         self._down_reason = ""
+        self._lost_at: float | None = None  # since when another controller has been looked for, and may yet be found
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
@@ -86,6 +94,7 @@ class Relay:
             asyncio.ensure_future(self._up.run()),
             asyncio.ensure_future(self._beats()),
             asyncio.ensure_future(self._looks()),
+            asyncio.ensure_future(self._guard.run()),
         ]
         try:
             await self._until_empty(running)
@@ -98,7 +107,7 @@ class Relay:
 
     async def _until_empty(self, running: Sequence[asyncio.Future[None]]) -> None:
         end = self._loop.time() + self._start
-        while not (self._ever and not self._ranks):
+        while not (self._ever and not self._members()):
             if not self._ever and self._loop.time() > end:
                 log.warning("no rank came within %.0f s, the relay ends", self._start)
                 return
@@ -126,16 +135,22 @@ class Relay:
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_ino == self._inode:  # else it is the next job's already
                 self._path.unlink()
-                leave(self._path)
+                forget_uplink(self._path.parent)
+                leave(self._path.parent)
         self._listener.close()
 
     async def _beats(self) -> None:
         while True:
             await asyncio.sleep(self._deadlines.heartbeat)
-            beat = wire.HostOrders(beat=wire.Beat(protected=self._up.up))
+            if (
+                self._lost_at is not None
+                and self._loop.time() - self._lost_at > _TAKEOVER * self._deadlines.heartbeat_lost
+            ):
+                self._on_down("no other controller leads yet")
+            beat = wire.HostOrders(beat=wire.Beat(protected=self._covered()))
             batch = wire.HostSays()
             for link in list(self._links):
-                if link.beat is not None and not link.goodbye:
+                if link.beat is not None and not link.goodbye and not link.parked:
                     batch.ranks.append(self._from(link, link.beat))
                     link.beat = None
                 if quiet := self._misses(link):
@@ -155,7 +170,7 @@ class Relay:
         """Counts one more beat of ours without a word of this rank; what there is to say of it."""
         link.missed += 1
         seconds = link.missed * self._deadlines.heartbeat
-        if link.rank < 0 or not link.open or link.goodbye or link.missed < MISSED:
+        if link.rank < 0 or not link.open or link.goodbye or link.parked or link.missed < MISSED:
             return None
         return RankQuiet(0.0, link.rank, seconds, pids.state(link.pid))
 
@@ -253,14 +268,20 @@ class Relay:
             os.close(link.pidfd)
         if link.rank >= 0 and self._ranks.get(link.rank) is link:
             del self._ranks[link.rank]
-            if not link.goodbye:
-                message = f"process {link.pid} {'was killed because it did not move' if link.killed else why}"
-                gone = codec.lost_to_wire(
-                    RankLost(0.0, link.rank, message, link.pid), link.session, link.hello.hello.info
-                )
-                self._gone[link.rank] = gone
-                self._up.put(wire.HostSays(ranks=[gone]))
-            self._changed.set()
+            if link.goodbye:
+                says = codec.says(RankFinished(0.0, link.rank))
+                self._gone[link.rank] = [self._from(link, link.hello), self._from(link, says)]
+            else:
+                self._gone[link.rank] = [self._say_lost(link, why)]
+        elif link.parked:
+            self._say_lost(link, why)
+        self._changed.set()
+
+    def _say_lost(self, link: RankLink, why: str) -> wire.FromRank:
+        message = f"process {link.pid} {'was killed because it did not move' if link.killed else why}"
+        gone = codec.lost_to_wire(RankLost(0.0, link.rank, message, link.pid), link.session, link.hello.hello.info)
+        self._up.put(wire.HostSays(ranks=[gone]))
+        return gone
 
     def _take(self, link: RankLink, says: wire.RankSays) -> None:
         link.missed = 0
@@ -282,26 +303,63 @@ class Relay:
 
     def _hello(self, link: RankLink, says: wire.RankSays) -> None:
         codec.event_from_wire(says, 0.0)
-        rank, old = says.hello.info.rank, self._ranks.get(says.hello.info.rank)
-        if old is not None and old is not link:
-            if old.session != says.hello.session and old.pidfd >= 0 and not pids.is_dead(old.pidfd):
-                reason = f"rank {rank} is taken by process {old.pid}, which lives"
-                log.warning("refused process %d: %s", link.pid, reason)
-                self._send(link, wire.HostOrders(refused=wire.Refused(reason=reason)))
-                self._close(link)
-                return
-            if old.session == says.hello.session:
-                del self._ranks[rank]
-            self._close(old)
-            self._remove(old, "was replaced by another one")
-        fresh = link.rank < 0
-        link.rank, link.session, link.hello = rank, says.hello.session, says
-        self._ranks[rank] = link
-        self._gone.pop(rank, None)
+        fresh, hello = link.rank < 0, says.hello
+        for old in [old for old in self._links if old is not link and old.session == hello.session]:
+            self._supersede(old)  # the same process, before the end of its last connection was seen
+        link.rank, link.session, link.hello = hello.info.rank, hello.session, says
+        self._claim(link)
         self._ever = True
         self._pass_on(link, says)
         if fresh:
-            self._send(link, wire.HostOrders(welcome=wire.Welcome(protected=self._up.up)))
+            self._send(link, wire.HostOrders(welcome=wire.Welcome(protected=self._covered())))
+
+    def _supersede(self, old: RankLink) -> None:
+        old.parked = False
+        if self._ranks.get(old.rank) is old:
+            del self._ranks[old.rank]
+        self._close(old)
+        self._remove(old, "")
+
+    def _claim(self, link: RankLink) -> None:
+        """A process wants its rank. If another one that lives has it, that one stays, as long as the controller does
+        not say otherwise."""
+        holder = self._ranks.get(link.rank)
+        link.parked = False
+        if holder is not None and holder is not link:
+            if holder.pidfd < 0 or pids.is_dead(holder.pidfd):
+                self._close(holder)
+                self._remove(holder, "was replaced by another one")
+            elif holder.hello.hello.parked and not link.hello.hello.parked:
+                holder.parked = True
+            else:
+                link.parked = True
+                return
+        self._seat(link)
+
+    def _seat(self, link: RankLink) -> None:
+        self._ranks[link.rank] = link
+        self._gone.pop(link.rank, None)
+
+    def _place(self, message: wire.HostOrders) -> None:
+        """The controller says whether a process has its rank."""
+        kind = message.WhichOneof("body")
+        named = message.admitted if kind == "admitted" else message.parked if kind == "parked" else message.dismissed
+        link = next((link for link in self._members() if link.session == named.session), None)
+        if link is None:
+            return  # it has ended meanwhile
+        link.parked = link.hello.hello.parked = kind != "admitted"
+        holder = self._ranks.get(link.rank)
+        if not link.parked:
+            if holder is not None and holder is not link:
+                holder.parked = True
+            self._seat(link)
+        elif holder is link:
+            del self._ranks[link.rank]
+        self._send(link, message)
+
+    def _members(self) -> list[RankLink]:
+        """The connections, open or not, of all processes that live and have said who they are."""
+        return [link for link in self._links if link.rank >= 0]
 
     def _pass_on(self, link: RankLink, says: wire.RankSays) -> None:
         self._up.put(wire.HostSays(ranks=[self._from(link, says)]))
@@ -334,31 +392,50 @@ class Relay:
 
     # ---------------------------------------------------------------------------------- controller
 
-    def _on_up(self) -> None:
+    def _covered(self) -> bool:
+        """A controller leads us, or has just been lost and another one may take over: ranks need not despair yet."""
+        return self._up.up or self._lost_at is not None
+
+    def _say_candidates(self, candidates: list[wire.Candidate]) -> None:
+        self._up.put(wire.HostSays(candidates=candidates))
+
+    def _on_up(self, welcome: wire.Welcome) -> None:
         if self._warned:
             log.warning("the controller is back, fault tolerance is on again")
-        self._warned = False
+        if self._warned or self._lost_at is not None:
+            leader = welcome.leader
+            log.warning("controller %d on host %s leads now, term %d", leader.index, leader.host, welcome.term)
+        self._warned, self._lost_at = False, None
         self._down_reason = ""
-        # Who is here and who was comes first: nobody may die without the controller knowing that he lived.
-        words = [*self._gone.values()]
-        words += [self._from(link, link.hello) for link in self._ranks.values()]
+        # Who is here and who was comes first: nobody may die without the controller knowing that he lived. To one that
+        # knows nothing yet, all have to have come before one is gone, or the job seems not to have begun.
+        words = [self._from(link, link.hello) for link in self._members()]
+        words += [word for gone in self._gone.values() for word in gone]
         self._up.put(wire.HostSays(ranks=words))
-        for link in self._ranks.values():
+        for link in self._members():
             self._send(link, wire.HostOrders(resync=wire.Resync()))
             self._send(link, wire.HostOrders(beat=wire.Beat(protected=True)))
+        self._guard.say_again()
+
+    def _on_lost(self, reason: str) -> None:
+        self._changed.set()
+        if self._members():
+            self._lost_at = self._loop.time()
+            log.warning("the controller is lost (%s); looking for another one", reason)
 
     def _on_down(self, reason: str) -> None:
         self._changed.set()
+        self._lost_at = None
         if not self._up.ever and self._loop.time() - self._began < self._start:
             return  # the controller is starting beside us
-        if reason != self._down_reason and self._ranks:
+        if reason != self._down_reason and self._members():
             self._down_reason = reason
             if not self._warned:
                 self._warned = True
                 log.warning("*** FAULT TOLERANCE IS OFF on this host: %s; training goes on, trying again ***", reason)
             else:
                 log.info("still without a controller: %s", reason)
-        for link in self._ranks.values():
+        for link in self._members():
             self._send(link, wire.HostOrders(beat=wire.Beat(protected=False)))
 
     def _on_message(self, message: wire.HostOrders) -> None:
@@ -366,6 +443,8 @@ class Relay:
         if kind == "stop":
             for rank in message.stop.ranks:
                 if rank in self._ranks:
+                    hello = self._ranks[rank].hello.hello  # said again to the next controller
+                    hello.epoch = max(hello.epoch, message.stop.epoch)
                     self._send(self._ranks[rank], message)
         elif kind == "order":
             if message.order.rank in self._ranks:
@@ -376,6 +455,8 @@ class Relay:
             task.add_done_callback(self._examining.discard)
         elif kind == "kill":
             self._kill(codec.kill_from_wire(message.kill))
+        elif kind in ("parked", "admitted", "dismissed"):
+            self._place(message)
         elif kind not in ("beat", "welcome"):
             raise codec.WireError(f"the controller said {kind}, which is not for a relay")
 

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ipaddress
 import ssl
 from pathlib import Path
 
 import grpc
 
-from mindspeed_tft.control.config import ControlConfig, ControlRefused
+from mindspeed_tft.control.config import ControlConfig, ControlRefused, is_loopback
 
 FILES = ("ca.crt", "node.crt", "node.key")
 
@@ -45,14 +44,6 @@ def _no_password() -> str:
     raise ValueError("node.key is encrypted, which a job without a terminal cannot open")
 
 
-def is_loopback(host: str) -> bool:
-    """True for names and addresses that nothing outside this host can reach; judged without a name server."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def mode(config: ControlConfig) -> str:
     """ "unix", "tls" or "plain"; what is not safe and was not asked for is refused."""
     if not config.tcp():
@@ -81,7 +72,7 @@ def server_credentials(config: ControlConfig) -> grpc.ServerCredentials | None:
     return grpc.ssl_server_credentials([(key, certificate)], root_certificates=ca, require_client_auth=True)
 
 
-def explain(address: str, code: grpc.StatusCode | None, details: str | None) -> str:
-    """One line about why a stream ended."""
+def explain(code: grpc.StatusCode | None, details: str | None) -> str:
+    """Why a stream to a controller ended, in words that follow its name."""
     name = "unknown" if code is None else code.name
-    return f"the controller at {address} cannot be reached or left ({name}: {details or 'no details'})"
+    return f"cannot be reached or left ({name}: {details or 'no details'})"

@@ -1,9 +1,13 @@
-"""The relay's stream to the controller: opens it, keeps it, opens it again. gRPC's client side is only here."""
+"""The relay's stream to the controller that leads: finds it, keeps it, finds the next one.
+
+A relay holds one stream at a time and never accepts a lower term than it did before: so it obeys one leader only.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -13,7 +17,9 @@ import grpc.aio
 
 from mindspeed_tft.control import codec, tasks, tls
 from mindspeed_tft.control import wire_pb2 as wire
+from mindspeed_tft.control.candidates import Candidates, Route
 from mindspeed_tft.control.framing import MAX_FRAME
+from mindspeed_tft.control.leadership import STALE
 from mindspeed_tft.engine.types import Deadlines
 
 if TYPE_CHECKING:
@@ -35,19 +41,26 @@ def _to_bytes(message: wire.HostSays) -> bytes:
     return message.SerializeToString()
 
 
+class Ended(Exception):
+    """A stream is over, or came to nothing; the text says why."""
+
+
 @dataclass(frozen=True)
 class Uplink:
-    """Where the controller listens and how to greet it."""
+    """How to greet a controller, and where controllers are."""
 
-    address: str  # "unix:/path" or "host:port"
     hello: wire.HostHello
     deadlines: Deadlines
+    candidates: Candidates
     credentials: grpc.ChannelCredentials | None = None
 
-    def channel(self) -> grpc.aio.Channel:
-        if self.credentials is None:
-            return grpc.aio.insecure_channel(self.address, options=OPTIONS)
-        return grpc.aio.secure_channel(self.address, self.credentials, options=OPTIONS)
+
+def open_channel(route: Route, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
+    """A channel to a candidate: TLS where it is configured, but for sockets of this host."""
+    if credentials is None or route.address.startswith("unix:"):
+        return grpc.aio.insecure_channel(route.address, options=OPTIONS)
+    options = [*OPTIONS, ("grpc.ssl_target_name_override", route.name)] if route.name else OPTIONS
+    return grpc.aio.secure_channel(route.address, credentials, options=options)
 
 
 class UplinkKeeper:
@@ -56,13 +69,25 @@ class UplinkKeeper:
     def __init__(
         self,
         uplink: Uplink,
-        on_up: Callable[[], None],
+        on_up: Callable[[wire.Welcome], None],
+        on_lost: Callable[[str], None],
         on_down: Callable[[str], None],
         on_message: Callable[[wire.HostOrders], None],
     ) -> None:
+        """
+        Args:
+            on_up: a controller leads us.
+            on_lost: it does no more; others are tried.
+            on_down: all were tried in vain; they are tried again.
+            on_message: takes what the controller says.
+        """
         self._uplink = uplink
-        self._on_up, self._on_down, self._on_message = on_up, on_down, on_message
+        self._known = uplink.candidates
+        self._on_up, self._on_lost, self._on_down, self._on_message = on_up, on_lost, on_down, on_message
         self._queue: asyncio.Queue[wire.HostSays] = asyncio.Queue()
+        self._last = -1  # index of the controller that we lost
+        self._sent_to = -1  # index of the one that we were told to go to
+        self._patient = True  # no candidate of this round was waited for in vain
         self.up = False
         self.ever = False
 
@@ -75,60 +100,137 @@ class UplinkKeeper:
         """Keeps the stream until cancelled."""
         pause = _BACK_OFF[0]
         while True:
-            reason = "the controller ended the stream"
-            try:
-                async with self._uplink.channel() as channel:
-                    await self._hold(channel)
-            except grpc.aio.AioRpcError as error:
-                reason = tls.explain(self._uplink.address, error.code(), error.details())
-            except (codec.WireError, OSError, asyncio.TimeoutError) as error:
-                reason = str(error) or f"no answer from the controller at {self._uplink.address}"
-            except Exception as error:
-                log.exception("the stream to the controller failed; it is opened again")
-                reason = f"{type(error).__name__}: {error}"
-            if self.up:
-                pause = _BACK_OFF[0]
-            self.up = False
-            self._on_down(reason)
-            await asyncio.sleep(pause)
-            pause = min(_SLOWER * pause, _BACK_OFF[1])
+            reason, sent = "no controller is known yet", self._sent_to >= 0
+            self._patient = True
+            for route in self._round():
+                was_up, reason = await self._visit(route)
+                if was_up:
+                    self._last, pause = route.index, _BACK_OFF[0]
+                    self._on_lost(reason)
+                    break
+                if self._sent_to >= 0 and not sent:
+                    break
+            else:
+                if not self._patient:
+                    pause = _BACK_OFF[0]  # some are there: the others' relays have to be met
+                self._on_down(reason)
+                await asyncio.sleep(pause)
+                pause = min(_SLOWER * pause, _BACK_OFF[1])
 
-    async def _hold(self, channel: grpc.aio.Channel) -> None:
-        deadlines = self._uplink.deadlines
+    def _round(self) -> list[Route]:
+        """All candidates, the lowest first, so that all relays meet; one that was just lost is the last, once."""
+        routes = self._known.routes()
+        first, self._sent_to = self._sent_to, -1
+        last, self._last = self._last, -1
+        return sorted(
+            routes, key=lambda route: (route.index != first if first >= 0 else route.index == last, route.index)
+        )
+
+    async def _visit(self, route: Route) -> tuple[bool, str]:
+        """Whether this controller led us until now, and why it does not."""
+        reason = "it ended the stream"
+        try:
+            async with open_channel(route, self._uplink.credentials) as channel:
+                await self._hold(channel, route)
+        except grpc.aio.AioRpcError as error:
+            reason = tls.explain(error.code(), error.details())
+        except asyncio.TimeoutError:
+            reason = "it did not answer in time"
+        except (Ended, codec.WireError, OSError) as error:
+            reason = str(error)
+        except Exception as error:
+            log.exception("the stream to the controller failed; it is opened again")
+            reason = f"{type(error).__name__}: {error}"
+        was_up, self.up = self.up, False
+        return was_up, f"controller {route.index} at {route.address}: {reason}"
+
+    async def _hold(self, channel: grpc.aio.Channel, route: Route) -> None:
+        deadlines, known = self._uplink.deadlines, self._known
+        patience = deadlines.heartbeat_lost / max(1, len(known.routes()))  # a whole round costs about that
         call: Call = channel.stream_stream(
             METHOD,
             request_serializer=_to_bytes,
             response_deserializer=wire.HostOrders.FromString,
         )()
-        await asyncio.wait_for(call.write(wire.HostSays(hello=self._uplink.hello)), deadlines.heartbeat_lost)
-        await self._read(call)  # a welcome, or a refusal
-        while not self._queue.empty():
-            self._queue.get_nowait()
-        self.up = self.ever = True
-        self._on_up()
+        hello = wire.HostHello()
+        hello.CopyFrom(self._uplink.hello)
+        hello.term, hello.lease = known.term, known.lease
+        await asyncio.wait_for(call.write(wire.HostSays(hello=hello)), patience)
+        welcome = await self._wait_for_welcome(call, patience, self._longest_wait(route.index))
+        self._accept(welcome)
         writer = asyncio.ensure_future(self._write(call))
         try:
-            while await self._read(call):
+            while (message := await self._read(call, deadlines.heartbeat_lost)) is not None:
+                if message.WhichOneof("body") == "table":
+                    if known.learn(list(message.table.candidates)):
+                        known.save()
+                else:
+                    self._on_message(message)
                 if writer.done():
                     writer.result()
         finally:
             await tasks.end([writer])
+            if writer.done() and not writer.cancelled():
+                writer.exception()  # of a write to a stream that is over, which reading has told
             call.cancel()
 
-    async def _read(self, call: Call) -> bool:
+    async def _wait_for_welcome(self, call: Call, patience: float, longest: float) -> wire.Welcome:
+        """Our vote: being here. The controller leads when enough relays are, or sends us on to one that does."""
+        deadlines = self._uplink.deadlines
+        loop = asyncio.get_running_loop()
+        end = loop.time() + longest
+        limit = patience
+        while (message := await self._read(call, limit)) is not None:
+            limit = deadlines.heartbeat_lost
+            kind = message.WhichOneof("body")
+            if kind == "welcome":
+                return message.welcome
+            if kind == "redirect":
+                self._known.learn(list(message.redirect.table.candidates))
+                self._sent_to = message.redirect.leader
+                raise Ended(f"it sends us to controller {message.redirect.leader}")
+            if kind != "beat":
+                raise codec.WireError(f"the controller said {kind} before it led us")
+            if loop.time() > end:
+                self._patient = False
+                raise Ended("it is not leading")
+            await asyncio.wait_for(call.write(wire.HostSays()), deadlines.heartbeat_lost)  # we are still here
+        raise Ended("it ended the stream")
+
+    def _longest_wait(self, index: int) -> float:
+        """Seconds at a candidate that does not lead. Long at the first of a round, where a lease may have to run out:
+        so all relays are at the lowest that they reach for most of the time, and meet. Never the same for two of them.
+        """
+        deadlines = self._uplink.deadlines
+        if not self._known.term and index > 0:  # nobody has led yet: all wait for the first controller
+            return 2 * deadlines.heartbeat
+        return deadlines.heartbeat_lost * (STALE + 1 if self._patient else 1) * random.uniform(0.9, 1.1)
+
+    def _accept(self, welcome: wire.Welcome) -> None:
+        if welcome.term < self._known.term:
+            raise Ended(f"it leads term {welcome.term}, but term {self._known.term} has begun")
+        while not self._queue.empty():
+            self._queue.get_nowait()
+        self._known.learn([welcome.leader])
+        self._known.term, self._known.lease = welcome.term, welcome.lease
+        self._known.save()
+        self.up = self.ever = True
+        self._on_up(welcome)
+
+    async def _read(self, call: Call, limit: float) -> wire.HostOrders | None:
+        """The next message; None at the end of the stream."""
         try:
-            message = await asyncio.wait_for(call.read(), self._uplink.deadlines.heartbeat_lost)
+            message = await asyncio.wait_for(call.read(), limit)
         except asyncio.TimeoutError:
-            raise OSError(f"the controller has been silent for {self._uplink.deadlines.heartbeat_lost:.1f} s") from None
+            raise Ended(f"it has been silent for {limit:.1f} s") from None
         if not isinstance(message, wire.HostOrders):  # the end
             # The code of a stream that ended without an error message says why.
-            if await asyncio.wait_for(call.code(), self._uplink.deadlines.heartbeat_lost) != grpc.StatusCode.OK:
-                raise OSError(tls.explain(self._uplink.address, await call.code(), await call.details()))
-            return False
+            if await asyncio.wait_for(call.code(), limit) != grpc.StatusCode.OK:
+                raise Ended(tls.explain(await call.code(), await call.details()))
+            return None
         if message.WhichOneof("body") == "refused":
-            raise OSError(f"the controller refuses this host: {message.refused.reason}")
-        self._on_message(message)
-        return True
+            raise Ended(f"it refuses this host: {message.refused.reason}")
+        return message
 
     async def _write(self, call: Call) -> None:
         message = wire.HostSays()

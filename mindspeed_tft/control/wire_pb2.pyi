@@ -48,14 +48,22 @@ class RankReport(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., commit: _Optional[str] = ..., update: _Optional[str] = ..., fault: _Optional[str] = ..., trusted: _Optional[bool] = ..., rng_start: _Optional[str] = ..., rng_end: _Optional[str] = ..., epoch: _Optional[int] = ..., checkpoints: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "session", "info")
+    __slots__ = ("protocol", "session", "info", "epoch", "parked", "bare", "doubt")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
+    BARE_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     session: str
     info: RankInfo
-    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[str] = ..., info: _Optional[_Union[RankInfo, _Mapping]] = ...) -> None: ...
+    epoch: int
+    parked: bool
+    bare: bool
+    doubt: str
+    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[str] = ..., info: _Optional[_Union[RankInfo, _Mapping]] = ..., epoch: _Optional[int] = ..., parked: _Optional[bool] = ..., bare: _Optional[bool] = ..., doubt: _Optional[str] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("rank", "step", "phase", "waiting", "pulse")
@@ -153,14 +161,16 @@ class OrderDone(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., order: _Optional[int] = ..., ok: _Optional[bool] = ..., message: _Optional[str] = ..., result: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Stop(_message.Message):
-    __slots__ = ("epoch", "ranks", "reason")
+    __slots__ = ("epoch", "ranks", "reason", "doubt")
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     REASON_FIELD_NUMBER: _ClassVar[int]
+    DOUBT_FIELD_NUMBER: _ClassVar[int]
     epoch: int
     ranks: _containers.RepeatedScalarFieldContainer[int]
     reason: str
-    def __init__(self, epoch: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ...) -> None: ...
+    doubt: str
+    def __init__(self, epoch: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., reason: _Optional[str] = ..., doubt: _Optional[str] = ...) -> None: ...
 
 class TextList(_message.Message):
     __slots__ = ("items",)
@@ -281,28 +291,118 @@ class FromRank(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., session: _Optional[str] = ..., says: _Optional[_Union[RankSays, _Mapping]] = ..., lost: _Optional[_Union[RankLost, _Mapping]] = ..., quiet: _Optional[_Union[RankQuiet, _Mapping]] = ..., examined: _Optional[_Union[Examined, _Mapping]] = ...) -> None: ...
 
 class HostHello(_message.Message):
-    __slots__ = ("protocol", "host", "node_rank", "pid", "run")
+    __slots__ = ("protocol", "host", "node_rank", "pid", "run", "term", "lease")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     NODE_RANK_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     host: str
     node_rank: int
     pid: int
     run: str
-    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., node_rank: _Optional[int] = ..., pid: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
+    term: int
+    lease: str
+    def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., node_rank: _Optional[int] = ..., pid: _Optional[int] = ..., run: _Optional[str] = ..., term: _Optional[int] = ..., lease: _Optional[str] = ...) -> None: ...
 
 class HostSays(_message.Message):
-    __slots__ = ("hello", "ranks", "bye")
+    __slots__ = ("hello", "ranks", "bye", "candidates")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     hello: HostHello
     ranks: _containers.RepeatedCompositeFieldContainer[FromRank]
     bye: bool
-    def __init__(self, hello: _Optional[_Union[HostHello, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[FromRank, _Mapping]]] = ..., bye: _Optional[bool] = ...) -> None: ...
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    def __init__(self, hello: _Optional[_Union[HostHello, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[FromRank, _Mapping]]] = ..., bye: _Optional[bool] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+
+class Candidate(_message.Message):
+    __slots__ = ("index", "host", "address")
+    INDEX_FIELD_NUMBER: _ClassVar[int]
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    ADDRESS_FIELD_NUMBER: _ClassVar[int]
+    index: int
+    host: str
+    address: str
+    def __init__(self, index: _Optional[int] = ..., host: _Optional[str] = ..., address: _Optional[str] = ...) -> None: ...
+
+class Table(_message.Message):
+    __slots__ = ("candidates",)
+    CANDIDATES_FIELD_NUMBER: _ClassVar[int]
+    candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
+    def __init__(self, candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+
+class Redirect(_message.Message):
+    __slots__ = ("term", "leader", "table")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    leader: int
+    table: Table
+    def __init__(self, term: _Optional[int] = ..., leader: _Optional[int] = ..., table: _Optional[_Union[Table, _Mapping]] = ...) -> None: ...
+
+class Seat(_message.Message):
+    __slots__ = ("version", "session", "info", "lost", "finished", "earlier", "before", "why", "bare")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    INFO_FIELD_NUMBER: _ClassVar[int]
+    LOST_FIELD_NUMBER: _ClassVar[int]
+    FINISHED_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    BARE_FIELD_NUMBER: _ClassVar[int]
+    version: int
+    session: str
+    info: RankInfo
+    lost: str
+    finished: bool
+    earlier: _containers.RepeatedScalarFieldContainer[str]
+    before: RankInfo
+    why: str
+    bare: bool
+    def __init__(self, version: _Optional[int] = ..., session: _Optional[str] = ..., info: _Optional[_Union[RankInfo, _Mapping]] = ..., lost: _Optional[str] = ..., finished: _Optional[bool] = ..., earlier: _Optional[_Iterable[str]] = ..., before: _Optional[_Union[RankInfo, _Mapping]] = ..., why: _Optional[str] = ..., bare: _Optional[bool] = ...) -> None: ...
+
+class Lead(_message.Message):
+    __slots__ = ("protocol", "run", "term", "leader", "table", "lease", "epoch", "seats", "over", "shared")
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    RUN_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    SEATS_FIELD_NUMBER: _ClassVar[int]
+    OVER_FIELD_NUMBER: _ClassVar[int]
+    SHARED_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    run: str
+    term: int
+    leader: Candidate
+    table: Table
+    lease: str
+    epoch: int
+    seats: _containers.RepeatedCompositeFieldContainer[Seat]
+    over: bool
+    shared: bool
+    def __init__(self, protocol: _Optional[int] = ..., run: _Optional[str] = ..., term: _Optional[int] = ..., leader: _Optional[_Union[Candidate, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ..., lease: _Optional[str] = ..., epoch: _Optional[int] = ..., seats: _Optional[_Iterable[_Union[Seat, _Mapping]]] = ..., over: _Optional[bool] = ..., shared: _Optional[bool] = ...) -> None: ...
+
+class LeadHeard(_message.Message):
+    __slots__ = ("term", "version", "refused", "sees_lease")
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    REFUSED_FIELD_NUMBER: _ClassVar[int]
+    SEES_LEASE_FIELD_NUMBER: _ClassVar[int]
+    term: int
+    version: int
+    refused: str
+    sees_lease: bool
+    def __init__(self, term: _Optional[int] = ..., version: _Optional[int] = ..., refused: _Optional[str] = ..., sees_lease: _Optional[bool] = ...) -> None: ...
 
 class Beat(_message.Message):
     __slots__ = ("protected",)
@@ -311,10 +411,16 @@ class Beat(_message.Message):
     def __init__(self, protected: _Optional[bool] = ...) -> None: ...
 
 class Welcome(_message.Message):
-    __slots__ = ("protected",)
+    __slots__ = ("protected", "term", "leader", "lease")
     PROTECTED_FIELD_NUMBER: _ClassVar[int]
+    TERM_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    LEASE_FIELD_NUMBER: _ClassVar[int]
     protected: bool
-    def __init__(self, protected: _Optional[bool] = ...) -> None: ...
+    term: int
+    leader: Candidate
+    lease: str
+    def __init__(self, protected: _Optional[bool] = ..., term: _Optional[int] = ..., leader: _Optional[_Union[Candidate, _Mapping]] = ..., lease: _Optional[str] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("reason",)
@@ -330,8 +436,38 @@ class GoodbyeSeen(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class Parked(_message.Message):
+    __slots__ = ("rank", "session", "reason")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    session: str
+    reason: str
+    def __init__(self, rank: _Optional[int] = ..., session: _Optional[str] = ..., reason: _Optional[str] = ...) -> None: ...
+
+class Admitted(_message.Message):
+    __slots__ = ("rank", "session")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    session: str
+    def __init__(self, rank: _Optional[int] = ..., session: _Optional[str] = ...) -> None: ...
+
+class Dismissed(_message.Message):
+    __slots__ = ("rank", "session", "code", "reason")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    session: str
+    code: int
+    reason: str
+    def __init__(self, rank: _Optional[int] = ..., session: _Optional[str] = ..., code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
+
 class HostOrders(_message.Message):
-    __slots__ = ("beat", "welcome", "refused", "stop", "order", "resync", "goodbye_seen", "examine", "kill")
+    __slots__ = ("beat", "welcome", "refused", "stop", "order", "resync", "goodbye_seen", "examine", "kill", "parked", "admitted", "dismissed", "table", "redirect")
     BEAT_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +477,11 @@ class HostOrders(_message.Message):
     GOODBYE_SEEN_FIELD_NUMBER: _ClassVar[int]
     EXAMINE_FIELD_NUMBER: _ClassVar[int]
     KILL_FIELD_NUMBER: _ClassVar[int]
+    PARKED_FIELD_NUMBER: _ClassVar[int]
+    ADMITTED_FIELD_NUMBER: _ClassVar[int]
+    DISMISSED_FIELD_NUMBER: _ClassVar[int]
+    TABLE_FIELD_NUMBER: _ClassVar[int]
+    REDIRECT_FIELD_NUMBER: _ClassVar[int]
     beat: Beat
     welcome: Welcome
     refused: Refused
@@ -350,4 +491,9 @@ class HostOrders(_message.Message):
     goodbye_seen: GoodbyeSeen
     examine: Examine
     kill: Kill
-    def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., goodbye_seen: _Optional[_Union[GoodbyeSeen, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ...) -> None: ...
+    parked: Parked
+    admitted: Admitted
+    dismissed: Dismissed
+    table: Table
+    redirect: Redirect
+    def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., goodbye_seen: _Optional[_Union[GoodbyeSeen, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ...) -> None: ...

@@ -53,6 +53,8 @@ class Link(Protocol):
     def connected(self) -> bool: ...
     @property
     def stop_epoch(self) -> int: ...
+    @property
+    def parked(self) -> str: ...
     def fault(self, kind: str, message: str, own: bool) -> None: ...
     def report(self, report: RankReport) -> None: ...
     def next_order(self, timeout: float) -> Order | None: ...
@@ -198,7 +200,10 @@ class Session(Generic[HostT]):
         return "peer" if isinstance(exc, CommunicationAborted) else self._classify(text)
 
     def join(self) -> None:
-        """Take part in the recovery that this process was started for. Returns when training is to go on."""
+        """Take part in the recovery that this process was started for. Returns when training is to go on.
+
+        While another process has the place of this rank, it waits as a spare, for as long as the controller says so.
+        """
         self._newcomer = self._damaged = True
         self._obey()
 
@@ -227,14 +232,20 @@ class Session(Generic[HostT]):
         self.link.phase = "stopped"
         deadlines = self.deadlines
         once = deadlines.stop + deadlines.dump + deadlines.reboot
-        limit = time.monotonic() + MAX_WAITS * once + deadlines.exit
+        patience = MAX_WAITS * once + deadlines.exit
+        limit = time.monotonic() + patience
         self.link.wait_stop(self.deadlines.stop, after=self._resumed)
         reported = -1
         heard = time.monotonic()
         while time.monotonic() < limit:
             heard = time.monotonic() if self.link.connected else heard
-            if time.monotonic() - heard > self.deadlines.stop:
-                self._leave(EXIT_UNDECIDED, f"rank {self.info.rank}: the controller is gone, nobody can decide")
+            if self.link.parked:
+                limit = time.monotonic() + patience
+                if self._asked:
+                    self._leave(0, f"rank {self.info.rank}: a spare process was asked to end")
+            if time.monotonic() - heard > deadlines.stop:
+                why = f"rank {self.info.rank}: the controller is gone, nobody can decide"
+                self._leave(0 if self.link.parked else EXIT_UNDECIDED, why)
             if self.link.stop_epoch != reported:
                 reported = self.link.stop_epoch
                 self.report()
@@ -248,7 +259,7 @@ class Session(Generic[HostT]):
         payload = order.payload
         if order.kind is OrderKind.EXIT:
             self.link.order_done(order.id, True)
-            self._leave(int(str(payload["code"])), "")
+            self._leave(int(str(payload["code"])), str(payload.get("words", "")))
         try:
             result = self._action(order.kind, payload)
         except Exception as exc:  # whatever it is, the engine has to know and to plan again

@@ -48,7 +48,7 @@ def main() -> int:
     )
     holds = tuple(words.get("holds", [f"tp0-pp0/dense/{rank}"]))
     info = t.RankInfo(rank, config.host, os.getpid(), "tp0-pp0", rank, holds)
-    ok = processor.start(info, words.get("start", 10.0))
+    ok = processor.start(info, words.get("start", 10.0), bare=bool(words.get("bare")))
     tell("started", ok=ok, pid=os.getpid(), grpc="grpc" in sys.modules)
     if words.get("fork"):
         child = os.fork()
@@ -57,8 +57,11 @@ def main() -> int:
             os._exit(0)
         tell("forked", pid=child)
     end = time.monotonic() + words.get("seconds", 30.0)
-    was = ok
+    was, parked = ok, ""
     while not processor.stopping and time.monotonic() < end:
+        if processor.parked != parked:
+            parked = processor.parked
+            tell("parked", why=parked)
         processor.step += 1
         if "peer_fault" in words and os.path.exists(words["peer_fault"]):
             processor.fault("peer", "connection closed by peer", own=False)
@@ -74,10 +77,12 @@ def main() -> int:
     told.wait(5.0)
     time.sleep(words.get("report_after", 0.0))
     step = words.get("step", processor.step)
-    epoch = processor.stop_epoch
-    processor.report(t.RankReport(rank, step, t.Commit.NONE, t.Update.UNTOUCHED, rng_start="r", epoch=epoch))
+    reported = 0
     while time.monotonic() < end:
-        order = processor.next_order(1.0)
+        if reported < (epoch := processor.stop_epoch):
+            processor.report(t.RankReport(rank, step, t.Commit.NONE, t.Update.UNTOUCHED, rng_start="r", epoch=epoch))
+            reported = epoch
+        order = processor.next_order(0.1)
         if order is None:
             continue
         tell("order", kind=order.kind.value, payload=order.payload)

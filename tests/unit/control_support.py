@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from mindspeed_tft.control.config import ControlConfig, meeting_dir
 from mindspeed_tft.engine import types as t
@@ -21,14 +22,16 @@ DEADLINES = t.Deadlines(heartbeat=0.1, heartbeat_lost=2.0, stop=3.0, order=5.0, 
 class FakeEngine:
     """On the first fault: stop all, collect reports, one FINISH_UPDATE and one EXIT for each rank, closed."""
 
-    def __init__(self, deadlines: t.Deadlines, world_size: int, tag: str, strategies: frozenset[str]) -> None:
+    def __init__(
+        self, deadlines: t.Deadlines, world_size: int, epoch: int, issued: int, tag: str, strategies: frozenset[str]
+    ) -> None:
         self.deadlines, self.world_size = deadlines, world_size
         self.live: set[int] = set()
         self.finished: set[int] = set()
         self.reports: dict[int, t.RankReport] = {}
-        self.epoch = 0
+        self.epoch = epoch
         self.orders: dict[int, t.Order] = {}
-        self.next_id = 1
+        self.next_id = issued + 1
         self.stage = "run"
 
     def handle(self, event: t.Event) -> list[t.Action]:
@@ -86,9 +89,11 @@ class FakeEngine:
 class BrokenEngine(FakeEngine):
     """Fails at the tenth event."""
 
+    heard = 0
+
     def handle(self, event: t.Event) -> list[t.Action]:
-        self.next_id += 1
-        if self.next_id > 10:
+        self.heard += 1
+        if self.heard > 10:
             raise KeyError("a mistake of the engine")
         return super().handle(event)
 
@@ -123,7 +128,16 @@ def until(condition: Callable[[], object], seconds: float = 10.0, what: str = "c
 class Rank:
     """A process that stands for a training rank. It writes what happens to it as JSON lines."""
 
-    def __init__(self, tmp: Path, cfg: ControlConfig, rank: int, local_rank: int | None = None, **options: object):
+    def __init__(
+        self,
+        tmp: Path,
+        cfg: ControlConfig,
+        rank: int,
+        local_rank: int | None = None,
+        popen: Callable[..., subprocess.Popen[bytes]] = subprocess.Popen,
+        **options: object,
+    ) -> None:
+        """`popen` starts it, perhaps on another host."""
         self.rank = rank
         self.log = tmp / f"rank{rank}-{time.monotonic_ns()}.jsonl"
         self.err = self.log.with_suffix(".err")
@@ -132,7 +146,7 @@ class Rank:
         words = {"config": cfg.to_json(), "rank": rank, "local_rank": local, "log": str(self.log), **options}
         env = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent.parent}"}
         with open(self.err, "wb") as err:
-            self.process = subprocess.Popen(
+            self.process = popen(
                 [sys.executable, str(HERE / str(program)), json.dumps(words)],
                 stdin=subprocess.DEVNULL,
                 stdout=err,
@@ -187,7 +201,7 @@ class Job:
         self.configs: list[ControlConfig] = []
         self.crashed: set[int] = set()  # nodes whose relay was killed for good: it could not clean up
 
-    def start(self, cfg: ControlConfig, first: int = 0, **options: object) -> list[Rank]:
+    def start(self, cfg: ControlConfig, first: int = 0, **options: Any) -> list[Rank]:
         """All ranks of one host, the first of them with local rank 0."""
         self.configs.append(cfg)
         started = [Rank(self.tmp, cfg, first + local, local, **options) for local in range(cfg.local_world_size)]
@@ -197,14 +211,35 @@ class Job:
     def directories(self) -> list[Path]:
         return [meeting_dir(cfg) for cfg in self.configs]
 
+    def leader(self, node: int = 0) -> int:
+        """Process id of the controller that leads, by the files of one host: one that was killed leaves its file."""
+        found = [role for role in self.roles(node) if role["leader"]]
+        assert found, self.roles(node)
+        return int(str(max(found, key=lambda role: int(str(role["term"])))["pid"]))
+
+    def roles(self, node: int = 0) -> list[dict[str, object]]:
+        """What the controllers of a host say of themselves."""
+        paths = sorted(self.directories()[node].glob("controller-*.json"))
+        return [json.loads(path.read_text()) for path in paths]
+
     def only(self, module: str, node: int = 0) -> int:
-        found = processes(self.directories()[node], module)
-        assert len(found) == 1, f"{module}: {found}"
+        found: list[int] = []
+
+        def alone() -> bool:  # a process that starts another one is seen twice, for a moment
+            found[:] = processes(self.directories()[node], module)
+            return len(found) == 1
+
+        until(alone, what=f"one {module}")
         return found[0]
 
     def events(self) -> list[dict[str, object]]:
         path = self.tmp / "incidents" / "events.jsonl"
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    def registered(self) -> int:
+        """Number of ranks of which the engine has heard."""
+        found = [event["info"] for event in self.events() if event["what"] == "Registered"]
+        return len({info["rank"] for info in found})  # type: ignore[index]
 
     def incidents(self) -> list[dict[str, object]]:
         return [json.loads(path.read_text()) for path in sorted((self.tmp / "incidents").glob("incident-*.json"))]

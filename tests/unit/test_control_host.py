@@ -118,7 +118,7 @@ def test_a_killed_controller_stops_nothing(job: Job) -> None:
     ranks = job.start(config(job.tmp, 2), seconds=2.0)
     for rank in ranks:
         assert rank.wait("started")["ok"]
-    os.kill(job.only("controller_main"), signal.SIGKILL)
+    os.kill(job.leader(), signal.SIGKILL)
     for rank in ranks:
         rank.wait("disconnected", 3)
     for rank in ranks:
@@ -133,7 +133,7 @@ def test_ranks_die_together_with_the_controller(job: Job) -> None:
     ranks = job.start(config(job.tmp, 2))
     for rank in ranks:
         rank.wait("started")
-    os.kill(job.only("controller_main"), signal.SIGKILL)
+    os.kill(job.leader(), signal.SIGKILL)
     for rank in ranks:
         rank.kill()
     job.end()
@@ -263,8 +263,8 @@ def test_the_real_engine_saves_the_step(job: Job) -> None:
     ranks = job.start(config(job.tmp, 2, engine=ControlConfig.engine), **options)
     for rank in ranks:
         assert rank.wait("started")["ok"]
-    for module in ("host_main", "controller_main"):
-        os.kill(job.only(module), signal.SIGTERM)  # as a scheduler does, to every process of a job
+    for pid in processes(job.directories()[0]):
+        os.kill(pid, signal.SIGTERM)  # as a scheduler does, to every process of a job
     ranks[0].kill()
     assert ranks[1].process.wait(10) == EXIT_SAVED
     assert [line["kind"] for line in ranks[1].lines("order")] == ["write_part", "publish", "exit"]

@@ -110,7 +110,7 @@ def controller(cfg: ControlConfig, tmp: Path) -> subprocess.Popen[str]:
     file = tmp / "config.json"
     file.write_text(cfg.to_json())
     env = {**os.environ, "PYTHONPATH": f"{HERE}{os.pathsep}{HERE.parent.parent}"}
-    command = [sys.executable, "-m", "mindspeed_tft.control.controller_main", "--config", str(file)]
+    command = [sys.executable, "-m", "mindspeed_tft.control.controller_main", "--starting", "--config", str(file)]
     return subprocess.Popen(
         [*command, "--socket", str(tmp / "c.sock")],
         env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -139,6 +139,7 @@ def test_a_whole_host_is_lost(job: Job) -> None:
     ranks = job.start(a, **options) + job.start(b, first=2, **options)
     for rank in ranks:
         assert rank.wait("started")["ok"]
+    until(lambda: job.registered() == 4)
     job.crashed.add(1)
     os.kill(job.only("host_main", 1), signal.SIGKILL)
     for rank in ranks[2:]:

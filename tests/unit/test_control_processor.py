@@ -227,6 +227,80 @@ def test_a_new_stop_voids_orders_that_nobody_began(relay: FakeRelay) -> None:
         assert order is not None and order.kind is t.OrderKind.EXIT
 
 
+def test_a_parked_process_waits_and_says_everything_again_when_it_is_admitted(
+    relay: FakeRelay, caplog: pytest.LogCaptureFixture
+) -> None:
+    with started(relay) as processor:
+        processor.report(t.RankReport(3, 0, t.Commit.NONE, t.Update.UNTOUCHED))
+        relay.read("report")
+        for _ in range(2):
+            relay.send(parked=wire.Parked(rank=3, session="s", reason="process 7 on host b has its place and lives"))
+        until(lambda: processor.parked, 2)
+        assert processor.connected and not processor.stopping
+        relay.drop()
+        assert relay.accept().parked
+        relay.read("report")
+        relay.send(admitted=wire.Admitted(rank=3, session="s"))
+        relay.read("report")
+        assert not processor.parked
+        assert caplog.text.count("waits as a spare: process 7 on host b has its place and lives") == 1
+        assert caplog.text.count("takes its place now") == 1
+        relay.drop()
+        assert not relay.accept().parked
+
+
+@pytest.mark.parametrize("what", ["stop", "order"])
+def test_who_is_told_to_do_something_is_not_parked_any_more(relay: FakeRelay, what: str) -> None:
+    """Another controller does not know that it was."""
+    with started(relay) as processor:
+        relay.send(parked=wire.Parked(rank=3, session="s", reason="taken"))
+        until(lambda: processor.parked, 2)
+        relay.stop(1) if what == "stop" else relay.order(1)
+        until(lambda: not processor.parked, 2)
+
+
+def test_a_dismissed_process_comes_out_and_is_ordered_to_leave_once(relay: FakeRelay) -> None:
+    """Also in the middle of training: it was out of reach while another one took its place."""
+    stops = Stops()
+    with started(relay, stops) as processor:
+        relay.stop(1)
+        relay.order(1)
+        for _ in range(2):
+            relay.send(dismissed=wire.Dismissed(rank=3, session="s", code=78, reason="it counts as lost"))
+        assert processor.wait_stop(2.0, after=1)
+        order = processor.next_order(2.0)
+        assert order is not None
+        assert (order.kind, order.payload["code"]) == (t.OrderKind.EXIT, 78)
+        assert order.payload["words"] == "rank 3 leaves: it counts as lost"
+        assert processor.next_order(0.1) is None
+        until(lambda: len(stops.calls) == 2, 2)
+        assert stops.calls[1] == (2, "it counts as lost")
+
+
+def test_who_it_is_tells_what_it_has_and_what_it_heard(relay: FakeRelay) -> None:
+    processor = Processor(relay.path, DEADLINES, Stops())
+    hello: list[wire.Hello] = []
+    thread = threading.Thread(target=lambda: hello.append(relay.accept()))
+    thread.start()
+    try:
+        assert processor.start(INFO, 5.0, bare=True)
+        thread.join(5)
+        assert (hello[0].bare, hello[0].epoch) == (True, 0)
+        relay.stop(4)
+        assert processor.wait_stop(2.0)
+        relay.drop()
+        again = relay.accept()
+        assert (again.bare, again.epoch, again.session) == (True, 4, hello[0].session)
+        processor.resumed()
+        after = relay.read("hello").hello  # a controller that comes later must not take it for an empty process
+        assert (after.bare, after.epoch, after.session) == (False, 4, hello[0].session)
+        processor.resumed()
+        relay.drop()
+        assert not relay.accept().bare
+    finally:
+        processor.close()
+
+
 def test_after_a_reconnect_everything_that_counts_is_said_again(
     relay: FakeRelay, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from mindspeed_tft.groups import CommunicationAborted
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery import session as session_module
 from mindspeed_tft.recovery.record import SmallState, StepRecord
-from mindspeed_tft.recovery.session import Session, WrongNumbers
+from mindspeed_tft.recovery.session import MAX_WAITS, Session, WrongNumbers
 
 DEADLINES = Deadlines(heartbeat=0.1, heartbeat_lost=0.2, stop=0.2, order=0.3, dump=0.3, exit=0.1, reboot=0.0)
 
@@ -121,7 +122,7 @@ class ToyLink:
     """The processor's end, without a network: orders are put in, what is said is kept."""
 
     def __init__(self) -> None:
-        self.step, self.phase, self.connected, self.stop_epoch = 0, "", True, 0
+        self.step, self.phase, self.connected, self.stop_epoch, self.parked = 0, "", True, 0, ""
         self.orders: list[Order] = []
         self.said: list[tuple[Any, ...]] = []
         self.reports: list[RankReport] = []
@@ -589,3 +590,102 @@ def test_a_newcomer_without_the_small_state_of_the_step_does_not_train(
         refused[2] is False
         and "needs the small state of step 3 from another rank, and has that of step 2" in refused[3]
     )
+
+
+class Waiting(ToyLink):
+    """Time passes while an order is waited for; what happens meanwhile is a list of (seconds, change)."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *changes: tuple[float, Callable[[Waiting], None]]) -> None:
+        super().__init__()
+        self.now, self.changes = 0.0, list(changes)
+        monkeypatch.setattr(session_module, "time", SimpleNamespace(monotonic=lambda: self.now))
+
+    def next_order(self, timeout: float) -> Order | None:
+        self.now += timeout
+        while self.changes and self.now >= self.changes[0][0]:
+            self.changes.pop(0)[1](self)
+        return super().next_order(timeout)
+
+
+def let_in(link: Waiting) -> None:
+    link.parked, link.stop_epoch = "", 1
+    link.orders = [
+        ordered(OrderKind.REGROUP, 1, step=3, epoch=1),
+        ordered(OrderKind.REPAIR, 2, step=3, transfers=[f"{MINE}|1|0", "tp0-pp0/small|1|0"]),
+        ordered(OrderKind.ROLLBACK, 3, step=3, newcomers=["0"]),
+        ordered(OrderKind.RESUME, 4, step=3),
+    ]
+
+
+LONG = 10_000.0  # far beyond any deadline here
+
+
+def test_a_spare_waits_for_its_place_without_limit_and_takes_it(
+    made: tuple[Session, ToyHost, ToyLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, host, _ = made
+    link = session.link = Waiting(monkeypatch, (LONG, let_in))
+    link.parked, host.holder_has = "process 7 on host b has its place and lives", 3
+    session.train_begin(0, 1)
+    session.join()
+    assert [report.epoch for report in link.reports] == [0, 1]
+    assert "take the place at 3" in host.done
+
+
+def test_a_newcomer_that_is_not_parked_gives_up_in_time(
+    made: tuple[Session, ToyHost, ToyLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, _, _ = made
+    link = session.link = Waiting(monkeypatch, (LONG, let_in))
+    session.train_begin(0, 1)
+    with pytest.raises(Left, match=str(EXIT_UNDECIDED)):
+        session.join()
+    once = DEADLINES.stop + DEADLINES.dump + DEADLINES.reboot
+    assert link.now < MAX_WAITS * once + DEADLINES.exit + 1
+
+
+def lose_controller(link: Waiting) -> None:
+    link.connected = False
+
+
+@pytest.mark.parametrize(("parked", "code"), [("taken", 0), ("", EXIT_UNDECIDED)])
+def test_without_a_controller_nobody_waits_for_long(
+    made: tuple[Session, ToyHost, ToyLink],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    parked: str,
+    code: int,
+) -> None:
+    session, _, _ = made
+    link = session.link = Waiting(monkeypatch, (1.0, lose_controller))
+    link.parked = parked
+    session.train_begin(0, 1)
+    with pytest.raises(Left) as left:
+        session.join()
+    assert left.value.args == (code,)
+    assert link.now == pytest.approx(1.0 + DEADLINES.stop, abs=0.41)
+    assert "the controller is gone" in capsys.readouterr().err
+
+
+def test_a_spare_that_is_asked_to_end_ends(
+    made: tuple[Session, ToyHost, ToyLink], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session, _, _ = made
+    link = session.link = Waiting(monkeypatch, (1.0, lambda link: session.terminated("SIGTERM") and None))
+    link.parked = "taken"
+    session.train_begin(0, 1)
+    with pytest.raises(Left) as left:
+        session.join()
+    assert left.value.args == (0,)
+    assert link.now < 2.0
+
+
+def test_who_is_sent_off_says_why(made: tuple[Session, ToyHost, ToyLink], capsys: pytest.CaptureFixture[str]) -> None:
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "forward")
+    link.orders = [ordered(OrderKind.EXIT, -1, code=0, words="rank 0 leaves: another process took its place")]
+    with pytest.raises(Left) as left:
+        session.recover(CommunicationAborted("x"))
+    assert left.value.args == (0,)
+    assert capsys.readouterr().err.count("rank 0 leaves: another process took its place") == 1
