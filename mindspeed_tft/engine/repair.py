@@ -117,9 +117,7 @@ class Repair:
             self._run(Stage.REPAIR, OrderKind.REPAIR, plan.busy, {"transfers": transfers})
         elif self.stage is Stage.REPAIR and isinstance(plan, RewindPlan):
             self.loading = self.half_loaded = True
-            self._run(
-                Stage.LOAD, OrderKind.LOAD, everybody, {"spoiled": int(plan.spoiled), "newcomers": self._newcomers}
-            )
+            self._run(Stage.LOAD, OrderKind.LOAD, everybody, {"newcomers": self._newcomers})
         elif self.stage is Stage.REPAIR:
             self._trust_again()
             self._run(Stage.ROLLBACK, OrderKind.ROLLBACK, everybody, {"newcomers": self._newcomers})

@@ -168,9 +168,9 @@ class OrderKind(str, Enum):
     # payload: step, newcomers [ranks as text]. Leave the broken step behind, gather parameters from the shards of S.
     # With newcomers, everybody forgets what it cached in its first step
     ROLLBACK = "rollback"
-    # payload: step, spoiled (0 or 1), newcomers as above. Load the checkpoint of `step`, on all ranks together, and put
-    # every state of the steps after it back to it (instead of a rollback). spoiled = 1: later checkpoints must not be
-    # used any more
+    # payload: step, newcomers as above. Load the checkpoint of `step`, on all ranks together, and put every state of
+    # the steps after it back to it (instead of a rollback). Later checkpoints are not used any more: their steps are
+    # computed again, and saved again
     LOAD = "load"
     RESUME = "resume"  # payload: step. Train on with S + 1
     EXIT = "exit"  # payload: code, summary. 75 saved, 76 unsaved; 78: only this rank, which is to be started again

@@ -16,7 +16,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -174,11 +175,18 @@ def torchrun_logs_specs(size: Size, module: str, arguments: Sequence[str]) -> Co
     return _launcher("torch.distributed.run", size, module, arguments, "--logs-specs", "mindspeed_tft")
 
 
-def free_port(host: str = "127.0.0.1") -> int:
-    """A port that nobody uses at this moment."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.bind((host, 0))
-        return int(probe.getsockname()[1])
+@contextmanager
+def held_ports(count: int) -> Iterator[list[int]]:
+    """Ports for servers of a job. While they are held, the kernel gives them to nobody as the port of a connection; who
+    listens with SO_REUSEADDR, as servers do, may have them."""
+    with ExitStack() as stack:
+        ports = []
+        for _ in range(count):
+            holder = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
+            holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            holder.bind(("", 0))
+            ports.append(int(holder.getsockname()[1]))
+        yield ports
 
 
 LAUNCHERS: Mapping[str, Callable[[Size, str, Sequence[str]], Commands]] = {

@@ -265,11 +265,9 @@ def plugin_flags(plan: Plan) -> tuple[str, ...]:
     replicas = _replica_flags(plan.replicas)
     # The steps of a drill are too few to find out how long one takes.
     hang = ("--tft-hang-seconds", "5") if any(fault.kind in HANGS for fault in plan.faults) else ()
-    # Several jobs may run on this host at once. Hosts of their own are a closed network, made for a test.
-    several = ("--tft-controller-port", str(jobs.free_port())) if plan.nodes > 1 else ()
-    closed = ("--tft-insecure",) if plan.hosts else ()
+    closed = ("--tft-insecure",) if plan.hosts else ()  # a network that was made for a test
     words = (*training_flags(plan), "--enable-high-availability", *replicas, *_ONLINE[plan.preset])
-    return (*words, *hang, *several, *closed)
+    return (*words, *hang, *closed)
 
 
 def _replica_flags(replicas: int) -> tuple[str, ...]:
@@ -421,13 +419,15 @@ class Rehearsal:
     ) -> jobs.Ended:
         plan = self.plan
         size = jobs.Size(plan.layout.world_size)
-        if mode == gpt_job.WITH_PLUGIN and plan.nodes > 1:
-            size = replace(size, nodes=plan.nodes, master=plan.master, port=jobs.free_port(), prefixes=plan.hosts)
-        commands = jobs.LAUNCHERS[launcher](size, PROGRAM, (mode, *flags))
         env = {**jobs.bytecode_cache(self._bytecode), **self._python_path(), **env}
         replacements = sum(fault.kind == "node" for fault in plan.faults) if plan.preset == "recover" else 0
-        job = jobs.Job(name, commands, self.work / f"{name}.log", plan.timeout, env, replacements)
-        ended = jobs.run(job, self._listener.step)
+        with jobs.held_ports(2) as (master, controller):
+            if mode == gpt_job.WITH_PLUGIN and plan.nodes > 1:
+                size = replace(size, nodes=plan.nodes, master=plan.master, port=master, prefixes=plan.hosts)
+                flags = (*flags, "--tft-controller-port", str(controller))  # several jobs may run on this host at once
+            commands = jobs.LAUNCHERS[launcher](size, PROGRAM, (mode, *flags))
+            job = jobs.Job(name, commands, self.work / f"{name}.log", plan.timeout, env, replacements)
+            ended = jobs.run(job, self._listener.step)
         self.ended.append(ended)
         return ended
 

@@ -36,7 +36,7 @@ class Host(Protocol):
         """The small state of the end of `record.step`, set absolutely from the state at its start."""
 
     def rng_digest(self, state: SmallState) -> str:
-        """sha256 of a snapshot's RNG states."""
+        """sha256 of a snapshot's RNG states; "" where each rank of a part has random states of its own."""
 
     def finish_update(self, record: StepRecord) -> None:
         """Complete the local update of `record.step` in every optimizer of the chain that is still untouched."""

@@ -541,7 +541,7 @@ class SimRank:
         elif order.kind is OrderKind.REPAIR:
             return self._receive(payload["step"], payload["transfers"])
         elif order.kind is OrderKind.LOAD:
-            self._load(payload["step"], payload["spoiled"])
+            self._load(payload["step"])
         elif order.kind is OrderKind.ROLLBACK:
             if self.damaged:
                 return "uncorrectable error"
@@ -584,7 +584,7 @@ class SimRank:
         self.job.violation(f"rank {giver.number} gives the small state of {step} at {giver.step}/{giver.update}")
         return False
 
-    def _load(self, step: int, spoiled: int) -> None:
+    def _load(self, step: int) -> None:
         """All of the rank from a periodic checkpoint, but for what no checkpoint holds."""
         saved = self.job.disk.periodic.get(step, {}).get(self.number)
         if saved is None or (step not in self.checkpoints and not self.newcomer):
@@ -596,8 +596,7 @@ class SimRank:
         self.trusted, self.damaged = True, False
         self.step = self.completed = self.gradients = step
         self.commit, self.update = Commit.PASSED, Update.DONE
-        if spoiled:
-            self.checkpoints = {known for known in self.checkpoints if known <= step}
+        self.checkpoints = {known for known in self.checkpoints if known <= step}
 
     def _resume(self) -> None:
         """On with the next step: nothing of the broken one is left."""

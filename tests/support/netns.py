@@ -105,6 +105,10 @@ class Host:
         self._children.append(process)
         return process
 
+    def words(self, *command: str) -> tuple[str, ...]:
+        """A command line that runs this command here, for who starts it himself."""
+        return tuple(self._running().enter(command))
+
     def run(self, command: Sequence[str | Path], timeout: float = LONGEST) -> str:
         """Run a command on this host to its end; returns its output. CalledProcessError if it fails."""
         done = subprocess.run(

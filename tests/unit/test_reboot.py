@@ -339,7 +339,7 @@ def test_without_a_holder_newcomers_load_the_checkpoint_with_all() -> None:
     job.joins(1)
     job.joins(3)
     assert job.until(REPAIR)[0].payload["transfers"] == ["p0/unowned|0|1", "p0/unowned|2|3"]
-    assert said(job.until(LOAD)) == to_all(LOAD, step=4, epoch=1, spoiled=0, newcomers=["1", "3"])
+    assert said(job.until(LOAD)) == to_all(LOAD, step=4, epoch=1, newcomers=["1", "3"])
     done = job.resume()
     assert (done.outcome, done.step) == ("rebooted", 4)
     assert "Rewound online to the checkpoint of step 4" in done.summary and "2 completed steps lost" in done.summary
@@ -368,7 +368,7 @@ def test_a_rank_that_is_lost_while_it_loads_makes_all_load_again() -> None:
     job.report(0, 1, 3, trusted=False, checkpoints=(4,))
     job.joins(2)
     assert job.until(REPAIR)[0].payload["transfers"] == [f"p0/unowned|0|{rank}" for rank in (1, 2, 3)]
-    assert job.until(LOAD)[0].payload == {"step": 4, "epoch": 2, "spoiled": 0, "newcomers": ["1", "2", "3"]}
+    assert job.until(LOAD)[0].payload == {"step": 4, "epoch": 2, "newcomers": ["1", "2", "3"]}
     job.resume()
 
 

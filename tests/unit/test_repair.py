@@ -665,7 +665,7 @@ def test_without_a_holder_all_ranks_load_the_newest_checkpoint_that_all_have() -
     moved = ["p0/unowned|0|1", "p0/unowned|2|3"]
     assert said(found) == [(rank, REPAIR, {"step": 4, "epoch": 1, "transfers": moved}) for rank in range(4)]
     found = orders(job.answer(*found))
-    assert said(found) == to_all(LOAD, step=4, epoch=1, spoiled=0)
+    assert said(found) == to_all(LOAD, step=4, epoch=1)
     assert (job.engine.state, job.engine.step) == (State.LOADING, 6)
     found = orders(job.answer(*found))
     assert said(found) == to_all(RESUME, step=4, epoch=1)
@@ -694,7 +694,7 @@ def test_after_wrong_numbers_the_checkpoint_of_s_is_not_believed(kind: str) -> N
     job = Job()
     spoil(job, kind=kind)
     found = job.until(LOAD)
-    assert said(found) == to_all(LOAD, step=4, epoch=1, spoiled=1)
+    assert said(found) == to_all(LOAD, step=4, epoch=1)
     moved = orders(job.actions, REPAIR)
     assert bool(moved) is (kind == "corrupted")
     assert all(order.payload["transfers"] == ["p0/unowned|0|1"] for order in moved)
@@ -774,7 +774,7 @@ def test_a_load_that_is_broken_off_can_only_be_followed_by_a_load(kind: str) -> 
     job.report(0, step=5, commit=P, update=D, checkpoints=(2, 5))  # it came to the end
     job.report(1, 2, 3, trusted=False, checkpoints=(2, 5))
     found = job.until(LOAD)
-    assert said(found) == to_all(LOAD, step=5, epoch=2, spoiled=int(kind == "precision"))
+    assert said(found) == to_all(LOAD, step=5, epoch=2)
     assert job.engine.step == 6
     targets = {str(move).split("|")[-1] for order in orders(job.actions, REPAIR) for move in order.payload["transfers"]}
     assert targets == {str(rank) for rank in damaged}
@@ -793,7 +793,7 @@ def test_wrong_numbers_while_the_checkpoint_of_s_is_loaded() -> None:
     assert job.until(LOAD)[0].payload["step"] == 6
     job.fault(0, "precision", "bad")
     job.report_all(0, 1, 2, 3, checkpoints=(3, 6))
-    assert job.until(LOAD)[0].payload == {"step": 3, "epoch": 2, "spoiled": 1, "newcomers": []}
+    assert job.until(LOAD)[0].payload == {"step": 3, "epoch": 2, "newcomers": []}
 
 
 def test_a_loss_in_a_rewind_ends_it() -> None:

@@ -459,7 +459,7 @@ def rewind_orders(step: int, *transfers: str) -> list[Order]:
     return [
         ordered(OrderKind.REGROUP, 1, step=step, epoch=1),
         *([ordered(OrderKind.REPAIR, 2, step=step, transfers=list(transfers))] if transfers else []),
-        ordered(OrderKind.LOAD, 3, step=step, epoch=1, spoiled=1),
+        ordered(OrderKind.LOAD, 3, step=step, epoch=1),
         ordered(OrderKind.RESUME, 4, step=step),
     ]
 
@@ -545,7 +545,7 @@ def test_after_a_load_with_newcomers_first_times_are_forgotten(made: tuple[Sessi
     compute(session, host, 2, "forward")
     link.orders = [
         ordered(OrderKind.REGROUP, 1, step=1, epoch=1),
-        ordered(OrderKind.LOAD, 2, step=1, epoch=1, spoiled=0, newcomers=["1"]),
+        ordered(OrderKind.LOAD, 2, step=1, epoch=1, newcomers=["1"]),
         ordered(OrderKind.RESUME, 3, step=1),
     ]
     session.recover(CommunicationAborted("x"))
