@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -13,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from ports import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -25,16 +25,8 @@ def root() -> Path:
 
 @pytest.fixture
 def free_ports() -> Callable[[int], list[int]]:
-    """`free_ports(n)`: n different TCP ports of the loopback interface that nobody listens on now."""
-
-    def find(count: int) -> list[int]:
-        with contextlib.ExitStack() as stack:
-            sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-            for each in sockets:
-                each.bind(("127.0.0.1", 0))
-            return [int(each.getsockname()[1]) for each in sockets]
-
-    return find
+    """`free_ports(n)`: n different TCP ports for servers of the test."""
+    return lambda count: [free_port() for _ in range(count)]
 
 
 @dataclass

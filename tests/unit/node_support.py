@@ -15,7 +15,8 @@ import psutil
 from agent_support import HERE, PATIENCE, TFTRUN, alive, until
 
 PROGRAM = HERE / "programs" / "node_rank.py"
-FLAGS = ("--enable-high-availability", "--enable-worker-reboot", "--no-tft-warm-standby")
+# With this deadline a launcher or a store that is silent for 3 s counts as gone.
+FLAGS = ("--enable-high-availability", "--enable-worker-reboot", "--no-tft-warm-standby", "--tft-deadline", "24")
 Start = Callable[..., "subprocess.Popen[Any]"]
 
 
@@ -59,6 +60,16 @@ class NodeJob:
         self._seen.add(facts["pid"])
         return facts
 
+    def next_start(self, first: dict[str, Any], rank: int) -> dict[str, Any]:
+        """The facts of the first life of a rank in the start of all workers that follows the one of `first`."""
+        self.until(lambda: self.life(rank)["store"] != first["store"], f"rank {rank} is started anew")
+        return self.life(rank)
+
+    def other_life(self, first: dict[str, Any], rank: int) -> dict[str, Any]:
+        """The facts of another first life of a rank than `first`."""
+        self.until(lambda: self.life(rank)["pid"] != first["pid"], f"rank {rank} is started by somebody else")
+        return self.life(rank)
+
     def lives(self) -> set[str]:
         return {path.stem for path in self.folder.glob("life-*.json")}
 
@@ -70,9 +81,9 @@ class NodeJob:
         self.orders += 1
         return self.orders - 1
 
-    def regroup(self, epoch: int, ranks: int) -> list[dict[str, Any]]:
-        """Let all ranks build their groups anew; what each of them says of it."""
-        number = self.order(do="regroup", epoch=epoch)
+    def regroup(self, epoch: int, ranks: int, seconds: float = 20.0) -> list[dict[str, Any]]:
+        """Let all ranks build their groups anew, in so many seconds; what each of them says of it."""
+        number = self.order(do="regroup", epoch=epoch, seconds=seconds)
         self.until(lambda: len(list(self.folder.glob(f"done-{number}-*"))) == ranks, f"all ranks have done {number}")
         return [json.loads(path.read_text()) for path in sorted(self.folder.glob(f"done-{number}-*"))]
 
@@ -86,9 +97,13 @@ class NodeJob:
         """Wait until a launcher has said something."""
         self.until(lambda: text in self.output(number), f"launcher {number} says {text!r}")
 
-    def provided(self, facts: dict[str, Any]) -> None:
+    def provided(self, facts: dict[str, Any], generation: int = 0) -> None:
         """Wait until the launcher of a life has copied what it keeps of the store."""
-        self.until((Path(facts["agent_dir"]) / "node.json").exists, "the launcher keeps copies")
+        path = Path(facts["agent_dir"]) / "node.json"
+        self.until(
+            lambda: path.exists() and json.loads(path.read_text())["generation"] == generation,
+            f"the launcher keeps copies of generation {generation}",
+        )
 
     def kill(self, number: int) -> list[int]:
         """End a launcher and its workers at once; returns the pids of the workers."""

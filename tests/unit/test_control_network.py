@@ -22,6 +22,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from ports import free_port
 
 from mindspeed_tft.control import tls
 from mindspeed_tft.control import wire_pb2 as wire
@@ -31,12 +32,6 @@ from mindspeed_tft.control.uplink import METHOD
 from mindspeed_tft.engine.incident import EXIT_SAVED
 
 SECOND = 1.0
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Authority:

@@ -48,8 +48,8 @@ class Hosts:
             assert rank.wait("started", 40)["ok"], self.text()
         for host in network:
             until(lambda: [role for role in self.job.roles(host.index) if role["ready"]], 20, "controllers")  # noqa: B023
-        lease = next(tmp.glob("incidents*/leadership-*/lease-1"))
-        until(lambda: int(lease.read_text()) > 10, what="signs of life of the leader")
+        leases = "incidents*/leadership-*/lease-1"
+        until(lambda: any(int(path.read_text()) > 10 for path in tmp.glob(leases)), what="signs of life of the leader")
 
     @property
     def ranks(self) -> list[Rank]:

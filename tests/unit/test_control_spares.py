@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import tempfile
 import time
 from collections.abc import Iterator
@@ -14,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from control_support import DEADLINES, Job, Rank, config, processes, until
+from ports import free_port
 
 from mindspeed_tft.control.config import ControlConfig
 from mindspeed_tft.engine.incident import EXIT_REBORN, EXIT_SAVED
@@ -34,12 +34,6 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
             made.end()
         finally:
             shutil.rmtree(base)
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        return int(sock.getsockname()[1])
 
 
 class Hosts:

@@ -81,6 +81,28 @@ def test_a_node_too_many_waits_for_the_end_of_the_one_whose_place_it_wants(
     assert "was not needed" not in job.output(extra) + job.output(0)
 
 
+def test_after_a_restart_of_all_workers_a_lost_node_is_replaced_as_before(
+    job: NodeJob, free_ports: Callable[[int], list[int]]
+) -> None:
+    (port,) = free_ports(1)
+    for node in (0, 1):
+        job.start("--max-restarts", "1", *command(port, node))
+    first = [job.life(0), job.life(1)]
+    for each in first:
+        job.provided(each)
+    job.order(do="end", status=75)  # saved, and left: for that nobody is started again alone
+    second = [job.next_start(each, rank) for rank, each in enumerate(first)]
+    assert [each["attempt"] for each in second] == ["1", "1"] and [each["seen"] for each in second] == [[100, 101]] * 2
+    job.provided(second[1], generation=1)
+    job.kill(1)
+    new = job.start("--max-restarts", "1", *command(port, 1))
+    again = job.life(1, 1)
+    assert (again["attempt"], again["store"], again["seen"]) == ("1", second[1]["store"], [100, 101])
+    assert job.regroup(1, 2) == [{"sum": 6}] * 2
+    job.order(do="end", status=75)  # and the restarts are used up, those of the new launcher too
+    assert [job.wait(0), job.wait(new)] == [1, 1], job.all_output()
+
+
 def test_without_a_store_a_regroup_ends_and_a_dead_worker_is_started_again(
     job: NodeJob, free_ports: Callable[[int], list[int]]
 ) -> None:
@@ -90,7 +112,7 @@ def test_without_a_store_a_regroup_ends_and_a_dead_worker_is_started_again(
     first = [job.life(rank) for rank in range(4)]
     job.provided(first[3])
     job.kill(0)
-    said = job.regroup(1, 2)
+    said = job.regroup(1, 2, seconds=2.0)
     assert all(f"nobody serves the job's store at 127.0.0.1:{port}" in each["error"] for each in said), said
     os.kill(first[3]["pid"], signal.SIGKILL)
     job.said(1, "started again")

@@ -4,7 +4,8 @@
 
 A first life meets the others, lays its journal down, declares itself rebootable and then serves orders. A newcomer
 starts alone. Orders are files, one line of JSON each:
-  FOLDER/order-<n>    {"do": "regroup", "epoch": e} or {"do": "end", "status": s}; n counts from 0
+  FOLDER/order-<n>    {"do": "regroup", "epoch": e, "seconds": s}, {"do": "end", "status": s} for all, or
+                      {"do": "die", "rank": r, "status": s} for one of them; n counts from 0
 answers, written whole:
   FOLDER/life-<rank>-<life>.json     facts, once it is ready
   FOLDER/done-<n>-<rank>-<pid>.json  {"sum": ...} of an all-reduce over the new groups, or {"error": ...}
@@ -35,7 +36,7 @@ TIMEOUT = timedelta(seconds=20)
 def serve(folder: Path, rank: int, order: dict[str, Any]) -> dict[str, Any]:
     if order["do"] == "regroup":
         try:
-            torch_distributed.regroup(order["epoch"], TIMEOUT)
+            torch_distributed.regroup(order["epoch"], timedelta(seconds=order["seconds"]))
         except RuntimeError as exc:
             return {"error": f"{type(exc).__name__}: {exc}"}
         total = torch.tensor([rank + 1])
@@ -60,6 +61,7 @@ def main() -> int:
     if not life:
         torch_distributed.store_journal()
     reboot.mark_rebootable(os.environ)
+    number = len(list(folder.glob("order-*")))  # what was ordered before is not for this life
     facts = {
         "pid": os.getpid(),
         "ppid": os.getppid(),
@@ -71,7 +73,7 @@ def main() -> int:
         "host": os.uname().nodename,
     }
     reboot.write_whole(folder / f"life-{rank}-{life}.json", json.dumps(facts))
-    number, end = len(list(folder.glob("order-*"))) if life else 0, time.monotonic() + LONGEST
+    end = time.monotonic() + LONGEST
     while time.monotonic() < end:
         path = folder / f"order-{number}"
         if not path.exists():
@@ -83,7 +85,7 @@ def main() -> int:
             os._exit(order["status"])
         if order["do"] == "die":
             if rank == order["rank"]:
-                os._exit(9)
+                os._exit(order["status"])
         else:
             done = serve(folder, rank, order)
             reboot.write_whole(folder / f"done-{number}-{rank}-{os.getpid()}.json", json.dumps(done))
