@@ -11,46 +11,46 @@ import importlib.resources
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NoReturn
 
 from mindspeed_tft import settings as settings_module
 from mindspeed_tft.settings import Refused, Settings
 
-# (flag, options for argparse). Every flag defaults to None: "not given" must differ from "given as off", or a YAML
-# preset could never take effect.
+
+def key_of(flag: str) -> str:
+    """The field of `Settings` that a flag sets."""
+    return flag[2:].replace("-", "_")
+
+
+_SWITCH: dict[str, Any] = {"action": "store_true"}
+# (flag, options for argparse); the help is the description of the field in `Settings`.
+_OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("--enable-high-availability", _SWITCH),
+    ("--enable-hbmfault-repair", _SWITCH),
+    ("--enable-worker-reboot", _SWITCH),
+    ("--enable-elastic-training", _SWITCH),
+    ("--distributed-optimizer-no-replica", _SWITCH),
+    ("--optimizer-replica-num", {"type": int, "metavar": "N"}),
+    ("--tft-platform", {"metavar": "auto|cpu|cuda|npu"}),
+    ("--tft-deadline", {"type": float, "metavar": "SECONDS"}),
+    ("--tft-reboot-wait", {"type": float, "metavar": "SECONDS"}),
+    ("--tft-hang-seconds", {"type": float, "metavar": "SECONDS"}),
+    ("--tft-warm-standby", {"action": argparse.BooleanOptionalAction}),
+    ("--tft-controller-port", {"type": int, "metavar": "PORT"}),
+    ("--tft-tls-dir", {"metavar": "DIR"}),
+    ("--tft-insecure", _SWITCH),
+    ("--tft-fault-rules", {"metavar": "FILE"}),
+    ("--tft-incident-dir", {"metavar": "DIR"}),
+)
+CONFIG = "--tft-config"
+# All flags. Every one defaults to None: "not given" must differ from "given as off", or a YAML preset could never take
+# effect.
 FLAGS: tuple[tuple[str, dict[str, Any]], ...] = (
-    ("--enable-high-availability", {"action": "store_true", "help":
-        "master switch: on a fault the surviving ranks save the last completed step as an ordinary checkpoint"}),
-    ("--enable-hbmfault-repair", {"action": "store_true", "help":
-        "repair a device-memory or link fault online, no process restarts (needs --enable-high-availability)"}),
-    ("--enable-worker-reboot", {"action": "store_true", "help":
-        "restart only the process that died (needs --enable-high-availability)"}),
-    ("--enable-elastic-training", {"action": "store_true", "help":
-        "go on with fewer data-parallel ranks when there is no spare (needs --enable-high-availability)"}),
-    ("--distributed-optimizer-no-replica", {"action": "store_true", "help":
-        "keep no replica: recoveries read the missing shard from the last periodic checkpoint"}),
-    ("--optimizer-replica-num", {"type": int, "metavar": "N", "help":
-        "data-parallel ranks that hold each optimizer shard (default 2)"}),
-    ("--tft-config", {"metavar": "PRESET|FILE", "help": "YAML preset by name, or a YAML file, of the flags here"}),
-    ("--tft-platform", {"metavar": "auto|cpu|cuda|npu", "help": "device to train on (default: what the machine has)"}),
-    ("--tft-deadline", {"type": float, "metavar": "SECONDS", "help":
-        "from a fault to the end of the job (twice that if a repair fails first); all timeouts follow (default 120)"}),
-    ("--tft-reboot-wait", {"type": float, "metavar": "SECONDS", "help":
-        "how long a process that was started again may take until it can join (default 60)"}),
-    ("--tft-hang-seconds", {"type": float, "metavar": "SECONDS", "help":
-        "no progress for so long is a hang of the rank that others wait for: its stacks are kept, its process is killed"
-        " (default 0: by the step time; -1: no watch)"}),
-    ("--tft-warm-standby", {"action": argparse.BooleanOptionalAction, "help":
-        "with worker reboot: keep a process per node that has imported everything (some 300 MB; default on)"}),
-    ("--tft-controller-port", {"type": int, "metavar": "PORT", "help":
-        "TCP port of the controller; needed for more than one host, otherwise no port is opened"}),
-    ("--tft-tls-dir", {"metavar": "DIR", "help": "ca.crt, node.crt and node.key for mutual TLS between hosts"}),
-    ("--tft-insecure", {"action": "store_true", "help": "allow an unencrypted controller port (logged loudly)"}),
-    ("--tft-fault-rules", {"metavar": "FILE", "help": "YAML list of {pattern, kind, platform}: more error texts"}),
-    ("--tft-incident-dir", {"metavar": "DIR", "help": "where incident reports go (default: SAVE/tft_incidents)"}),
-)  # fmt: skip
+    (CONFIG, {"metavar": "PRESET|FILE", "help": "YAML preset by name, or a YAML file, of the flags here"}),
+    *((flag, {**options, "help": settings_module.meaning(key_of(flag))}) for flag, options in _OPTIONS),
+)
 
 
 def add_flags(parser: argparse.ArgumentParser) -> None:
@@ -70,35 +70,63 @@ def resolve(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -
     """Settings and the origin of each value, by precedence environment > flag > YAML > default.
 
     Raises:
-        Refused: any value that cannot be.
+        Refused: any value that cannot be, alone or beside the others.
+    """
+    found, origin = collect(args, environ)
+    for refusal in conflicts(found, origin):
+        raise refusal
+    return found, origin
+
+
+def collect(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Settings, dict[str, str]]:
+    """As `resolve`, each value judged by itself alone: see `conflicts`.
+
+    Raises:
+        Refused: a value of the wrong type or out of range, an unknown word, key or preset.
     """
     flags = {
         key: getattr(args, key)
         for key in Settings.model_fields
         if getattr(args, key, None) is not None and (getattr(args, key) is not False or key.startswith("tft_"))
     }  # fmt: skip
-    layers: list[tuple[str, Mapping[str, Any]]] = [
-        ("environment", settings_module.from_environment(environ)),
-        ("flag", flags),
-    ]
+    layers: list[tuple[str, Mapping[str, Any]]] = [*settings_module.from_environment(environ), ("flag", flags)]
     config = getattr(args, "tft_config", None)
     if config:
-        layers.append((f"--tft-config {config}", settings_module.load_yaml(config, presets())))
-    found, origin = settings_module.build(layers)
-    _refuse_without_master(found)
-    return found, origin
+        layers.append(settings_module.load_yaml(config, presets()))
+    return settings_module.build(layers)
 
 
-def _refuse_without_master(found: Settings) -> None:
-    if found.enable_high_availability:
-        return
-    for key in ("enable_hbmfault_repair", "enable_worker_reboot", "enable_elastic_training"):
+# What is declared, so that scripts of other adaptors are understood, and is refused until it is built.
+_NOT_BUILT = {"enable_elastic_training": "elastic training"}
+
+
+def conflicts(found: Settings, origin: Mapping[str, str]) -> Iterator[Refused]:
+    """All reasons why these values cannot work together, whatever Megatron's own flags say."""
+    if not found.enable_high_availability:
+        for key in ("enable_hbmfault_repair", "enable_worker_reboot", "enable_elastic_training"):
+            if getattr(found, key):
+                yield Refused(
+                    settings_module.flag_of(key),
+                    "it needs the master switch, which is off",
+                    "add --enable-high-availability, or set HIGH_AVAILABILITY",
+                )
+        return  # what is off breaks nothing
+    for key, name in _NOT_BUILT.items():
         if getattr(found, key):
-            raise Refused(
-                settings_module.flag_of(key),
-                "it needs the master switch, which is off",
-                "add --enable-high-availability, or set HIGH_AVAILABILITY",
-            )
+            asked = "" if origin[key] == "flag" else f" (asked for by {origin[key]})"
+            reason = f"{name} is not in this version yet{asked}"
+            yield Refused(settings_module.flag_of(key), reason, "leave it out: the dump protects the job")
+    if found.distributed_optimizer_no_replica and found.strategies() == ("dump",):
+        yield Refused(
+            "--distributed-optimizer-no-replica",
+            "without a replica a lost shard can only come from the last periodic checkpoint, which an online repair"
+            " loads, and online repair is off",
+            "add --enable-hbmfault-repair or --enable-worker-reboot, or keep replicas",
+        )
+    try:
+        found.deadlines()
+    except Refused as refusal:
+        yield refusal
 
 
 def store(found: Settings, args: argparse.Namespace) -> None:

@@ -3,24 +3,31 @@
 Values come from the environment, Megatron's command line, a YAML preset and the defaults below, in that order of
 precedence; `arguments` collects them. What cannot work is refused here or there with a message that names the flag,
 the reason and the remedy. This module knows neither Megatron nor torch.
+
+The description of each field is the one line that `--help`, `tftctl config`, the JSON schema and docs/flags.md show.
 """
 
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from mindspeed_tft.engine.types import Deadlines
 
 STRATEGIES = {"dump": "enable_high_availability", "retry": "enable_hbmfault_repair",
               "recover": "enable_worker_reboot", "elastic-training": "enable_elastic_training"}  # fmt: skip
+# Fields without a flag, and the variable that sets them.
+VARIABLES = {"tft_dump_seconds": "TTP_OT", "tft_controller_address": "TTP_ADDR"}
 
-
+LONGEST = 86400.0  # seconds that any setting may ask for: a day
+STOP_AT_MOST = 30.0  # seconds, however long the deadline is
+EXIT_AT_MOST = 15.0
 HANG_RESTARTED = 5.0  # seconds without progress, at least, until a rank is ended that can be started again alone
 HANG_DUMPED = 30.0  # the same where the end of a rank is the end of the job: a storage hiccup must not be
 LAUNCHER_MARGIN = 3.0  # seconds between our last deadline and a launcher's SIGKILL
@@ -37,26 +44,91 @@ class Refused(ValueError):
 class Settings(BaseModel):
     """Everything that the user may set. Field names are the flags with underscores."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
-    enable_high_availability: bool = False
-    enable_hbmfault_repair: bool = False
-    enable_worker_reboot: bool = False
-    enable_elastic_training: bool = False
-    distributed_optimizer_no_replica: bool = False
-    optimizer_replica_num: int = Field(default=2, ge=2)
-    tft_platform: Literal["auto", "cpu", "cuda", "npu"] = "auto"
-    tft_deadline: float = Field(default=120.0, ge=10.0, le=86400.0)  # seconds from a fault to the end of the job
-    tft_reboot_wait: float = Field(default=60.0, gt=0, le=86400.0)  # seconds, from the stop until a newcomer is ready
-    tft_hang_seconds: float = Field(default=0.0, ge=-86400.0, le=86400.0)  # 0: by the step time; negative: no watch
-    tft_warm_standby: bool = True  # with worker reboot: a process per node that has imported everything and waits
-    tft_dump_seconds: float | None = Field(default=None, gt=0)  # TTP_OT: the dump's share of the deadline
-    tft_controller_address: str | None = None  # TTP_ADDR
-    tft_controller_port: int | None = Field(default=None, ge=1, le=65535)
-    tft_tls_dir: str | None = None
-    tft_insecure: bool = False
-    tft_incident_dir: str | None = None
-    tft_fault_rules: str | None = None
+    enable_high_availability: bool = Field(
+        default=False,
+        description="master switch: on a fault the surviving ranks save the last completed step as an ordinary"
+        " checkpoint",
+    )
+    enable_hbmfault_repair: bool = Field(
+        default=False,
+        description="repair a device-memory or link fault online, no process restarts (needs"
+        " --enable-high-availability)",
+    )
+    enable_worker_reboot: bool = Field(
+        default=False, description="restart only the process that died (needs --enable-high-availability)"
+    )
+    enable_elastic_training: bool = Field(
+        default=False,
+        description="go on with fewer data-parallel ranks when there is no spare (needs --enable-high-availability)",
+    )
+    distributed_optimizer_no_replica: bool = Field(
+        default=False,
+        description="keep no replica: recoveries read the missing shard from the last periodic checkpoint",
+    )
+    optimizer_replica_num: int = Field(
+        default=2, ge=2, description="data-parallel ranks that hold each optimizer shard (default 2)"
+    )
+    tft_platform: Literal["auto", "cpu", "cuda", "npu"] = Field(
+        default="auto", description="device to train on (default: what the machine has)"
+    )
+    tft_deadline: float = Field(
+        default=120.0,
+        ge=10.0,
+        le=LONGEST,
+        description="from a fault to the end of the job (twice that if a repair fails first); all timeouts follow"
+        " (default 120)",
+    )
+    tft_reboot_wait: float = Field(
+        default=60.0,
+        gt=0,
+        le=LONGEST,
+        description="how long a process that was started again may take until it can join (default 60)",
+    )
+    tft_hang_seconds: float = Field(
+        default=0.0,
+        ge=-LONGEST,
+        le=LONGEST,
+        description="no progress for so long is a hang of the rank that others wait for: its stacks are kept, its"
+        " process is killed (default 0: by the step time; -1: no watch)",
+    )
+    tft_warm_standby: bool = Field(
+        default=True,
+        description="with worker reboot: keep a process per node that has imported everything (some 300 MB; default"
+        " on)",
+    )
+    tft_dump_seconds: float | None = Field(
+        default=None, gt=0, le=LONGEST, description="seconds that a dump may take (default: what the deadline leaves)"
+    )
+    tft_controller_address: str | None = Field(
+        default=None, description="host of the controller (default: torchrun's MASTER_ADDR)"
+    )
+    tft_controller_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="TCP port of the controller; needed for more than one host, otherwise no port is opened",
+    )
+    tft_tls_dir: str | None = Field(
+        default=None, description="ca.crt, node.crt and node.key for mutual TLS between hosts"
+    )
+    tft_insecure: bool = Field(default=False, description="allow an unencrypted controller port (logged loudly)")
+    tft_incident_dir: str | None = Field(
+        default=None, description="where incident reports go (default: SAVE/tft_incidents)"
+    )
+    tft_fault_rules: str | None = Field(
+        default=None, description="YAML list of {pattern, kind, platform}: more error texts"
+    )
+
+    @field_validator("*", mode="before")
+    @classmethod
+    def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
+        """YAML reads yes, no, on and off as truth values, which pydantic would count as 1 and 0."""
+        field = cls.model_fields[info.field_name or ""]
+        if isinstance(value, bool) and field.annotation is not bool:
+            raise ValueError("it is a truth value, and something else is wanted")
+        return value
 
     @property
     def replicas(self) -> int:
@@ -67,21 +139,29 @@ class Settings(BaseModel):
         wanted = {"retry": self.enable_hbmfault_repair, "recover": self.enable_worker_reboot}
         return (*(name for name, on in wanted.items() if on), "dump")
 
-    def deadlines(self, patience: float | None = None) -> Deadlines:
-        """Every timeout of a recovery, in seconds, from the one knob; their order is asserted.
+    def deadline(self, patience: float | None = None) -> float:
+        """Seconds from a fault to the end of the job, which all timeouts are shares of.
 
         Args:
             patience: seconds that the launcher lets survivors live; where it is shorter than the knob, it counts.
+        """
+        if patience is None or self.tft_dump_seconds is not None:
+            return self.tft_deadline
+        return min(self.tft_deadline, max(10.0, patience - LAUNCHER_MARGIN))
+
+    def deadlines(self, patience: float | None = None) -> Deadlines:
+        """Every timeout of a recovery, in seconds, from the one knob; their order is asserted. See `derivation`.
+
+        Args:
+            patience: as for `deadline`.
 
         Raises:
-            Refused: when TTP_OT leaves no room for stopping and ending within the deadline, or hangs are to be found
-                faster than ranks can be heard.
+            Refused: when TTP_OT leaves no room for stopping and ending within the deadline, or is too short for an
+                order, or hangs are to be found faster than ranks can be heard.
         """
-        total = self.tft_deadline
-        if patience is not None and self.tft_dump_seconds is None:
-            total = min(total, max(10.0, patience - LAUNCHER_MARGIN))
-        stop = min(30.0, total / 4)
-        leave = min(15.0, total / 8)
+        total = self.deadline(patience)
+        stop = min(STOP_AT_MOST, total / 4)
+        leave = min(EXIT_AT_MOST, total / 8)
         dump = self.tft_dump_seconds if self.tft_dump_seconds is not None else total - stop - leave
         lost = min(10.0, stop / 2)
         # Half of the dump for one order: a rank that hangs in it still leaves time for a second attempt without it.
@@ -93,20 +173,65 @@ class Settings(BaseModel):
                 "TTP_OT",
                 f"a dump of {dump:g} s does not fit into --tft-deadline {total:g} s, of which {stop:g} s are kept for"
                 f" stopping the ranks and {leave:g} s for their exit",
-                f"set --tft-deadline to at least {stop + dump + leave:g}, or lower TTP_OT",
+                f"set TTP_OT to at most {math.floor(total - stop - leave)}{_or_longer(dump)}",
+            )
+        if found.order < 2 * found.heartbeat:
+            raise Refused(
+                "TTP_OT",
+                f"a dump of {dump:g} s leaves {found.order:g} s for one order, less than two heartbeats of"
+                f" {found.heartbeat:g} s, by which a rank is judged",
+                f"set it to at least {_rounded_up(4 * found.heartbeat)}, or leave it out for {total - stop - leave:g}",
             )
         if found.hang_fixed and found.hang < 2 * found.heartbeat:
             raise Refused(
                 "--tft-hang-seconds",
                 f"{found.hang:g} s are less than two heartbeats of {found.heartbeat:g} s, by which a rank is judged",
-                f"set it to at least {2 * found.heartbeat:g}, to 0 for a limit by the step time, or to -1 for no watch",
+                f"set it to at least {_rounded_up(2 * found.heartbeat)}, to 0 for a limit by the step time, or to -1"
+                " for no watch",
             )
         return found
+
+    def derivation(self, patience: float | None = None) -> dict[str, tuple[str, str]]:
+        """For the deadline and each field of `Deadlines`: how its seconds follow (a formula), and what it limits."""
+        short = self.deadline(patience) < self.tft_deadline
+        return {
+            "deadline": ("max(10, launcher patience - 3)" if short else "--tft-deadline",
+                         "a fault until the end of the job"),
+            "stop": ("min(30, deadline / 4)", "the first sign of a fault until every rank has stopped and reported"),
+            "exit": ("min(15, deadline / 8)", "the decision to end until every rank has left"),
+            "dump": ("TTP_OT" if self.tft_dump_seconds is not None else "deadline - stop - exit",
+                     "all attempts to save, and all tries to repair"),
+            "order": ("dump / 2", "one order to a rank; a second attempt fits in"),
+            "heartbeat_lost": ("min(10, stop / 2)", "no sign of life until a rank counts as silent"),
+            "heartbeat": ("min(1, heartbeat_lost / 4)", "from one sign of life of a rank to the next"),
+            "register": ("300", "the first rank's arrival until a warning that others are missing; ends nothing"),
+            "reboot": ("--tft-reboot-wait" if self.enable_worker_reboot else "0",
+                       "the stop until a newcomer is ready; 0 without --enable-worker-reboot"),
+            "hang": self._hang_derivation(),
+        }  # fmt: skip
+
+    def _hang_derivation(self) -> tuple[str, str]:
+        limits = "no progress until a rank that others wait for is ended"
+        if self.tft_hang_seconds < 0:
+            return "0", f"{limits}; 0: no watch"
+        if self.tft_hang_seconds > 0:
+            return "--tft-hang-seconds", limits
+        return f"{self._hang():g}", f"{limits}; three times the slowest usual step where that is longer"
 
     def _hang(self) -> float:
         if self.tft_hang_seconds:
             return max(0.0, self.tft_hang_seconds)
         return HANG_RESTARTED if self.enable_worker_reboot else HANG_DUMPED
+
+
+def _or_longer(dump: float) -> str:
+    """The other remedy: the smallest whole --tft-deadline in which a dump of `dump` seconds fits, if there is one."""
+    seconds = math.ceil(min(dump + STOP_AT_MOST + EXIT_AT_MOST, dump * 8 / 5))
+    return f", or --tft-deadline to at least {seconds}" if seconds <= LONGEST else ""
+
+
+def _rounded_up(seconds: float) -> str:
+    return f"{math.ceil(seconds * 100) / 100:g}"
 
 
 def build(layers: list[tuple[str, Mapping[str, Any]]]) -> tuple[Settings, dict[str, str]]:
@@ -137,32 +262,62 @@ def build(layers: list[tuple[str, Mapping[str, Any]]]) -> tuple[Settings, dict[s
 
 def flag_of(key: str) -> str:
     """The name under which a user knows a field."""
-    return {"tft_dump_seconds": "TTP_OT", "tft_controller_address": "TTP_ADDR"}.get(key, "--" + key.replace("_", "-"))
+    return VARIABLES.get(key, "--" + key.replace("_", "-"))
 
 
-def load_yaml(name: str, presets: Path) -> dict[str, Any]:
-    """A preset by its name, or a YAML file by its path. Keys are flags, with dashes or underscores.
+def meaning(key: str) -> str:
+    """One line on what a field does."""
+    return Settings.model_fields[key].description or ""
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema (draft 2020-12) of a YAML file for `--tft-config`, for editors that complete and check."""
+    raw = Settings.model_json_schema()["properties"]
+    plain = {key: {word: value for word, value in rule.items() if word != "title"} for key, rule in raw.items()}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "mindspeed_tft: YAML for --tft-config",
+        "type": "object",
+        "properties": {key.replace("_", "-"): rule for key, rule in plain.items()},
+        # As the loader takes them; only the spelling with dashes is to be offered.
+        "patternProperties": {f"^{key.replace('_', '[-_]')}$": rule for key, rule in plain.items()},
+        "additionalProperties": False,
+    }
+
+
+def load_yaml(name: str, presets: Path) -> tuple[str, dict[str, Any]]:
+    """A preset by its name, or a YAML file by its path: its origin in words, and its values.
+
+    Keys are flags, with dashes or underscores.
 
     Raises:
-        Refused: no such preset or file, unreadable YAML, an unknown key (with the nearest right name).
+        Refused: no such preset or file, unreadable YAML, an unknown key (with the nearest right name), a key twice.
     """
-    path = presets / f"{name}.yaml"
-    if not path.is_file():
-        path = Path(name)
+    origin, path = f"preset {name}", presets / f"{name}.yaml"
+    if Path(name).name != name or not path.is_file():
+        origin, path = f"file {name}", Path(name)
     if not path.is_file():
         known = ", ".join(sorted(p.stem for p in presets.glob("*.yaml")))
         raise Refused("--tft-config", f"there is neither a preset nor a file named {name!r}",
                       f"use one of {known}, or the path of a YAML file")  # fmt: skip
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as exc:
+        raise Refused("--tft-config", f"{path} cannot be read ({exc.strerror})", "make it readable") from None
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
         raise Refused("--tft-config", f"{path} is not readable YAML: {exc}", "correct the file") from None
     if data is None:
-        return {}
+        return origin, {}
     if not isinstance(data, dict):
         raise Refused("--tft-config", f"{path} holds a {type(data).__name__}, not a mapping of flags to values",
                       "write lines like 'optimizer-replica-num: 2'")  # fmt: skip
-    return {_known_key(str(key), path): value for key, value in data.items()}
+    values: dict[str, Any] = {}
+    for key, value in data.items():
+        plain = _known_key(str(key), path)
+        if plain in values:
+            raise Refused("--tft-config", f"{path} has {key!r} in two spellings", "keep one of them")
+        values[plain] = value
+    return origin, values
 
 
 def _known_key(key: str, path: Path) -> str:
@@ -173,27 +328,30 @@ def _known_key(key: str, path: Path) -> str:
     raise Refused("--tft-config", f"{path} has an unknown key {key!r}", f"did you mean {near!r}?".rstrip("?"))
 
 
-def from_environment(environ: Mapping[str, str]) -> dict[str, Any]:
-    """What the environment says, in the names that users of this field already set.
+def from_environment(environ: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
+    """What the environment says, in the names that users of this field already set: layers of (origin, values).
+
+    HIGH_AVAILABILITY can only switch on: a strategy that it does not name is left to the flags.
 
     Raises:
         Refused: an unknown word in HIGH_AVAILABILITY, a TTP_OT that is not a number.
     """
-    found: dict[str, Any] = {}
-    words = [word.strip() for word in environ.get("HIGH_AVAILABILITY", "").split(",") if word.strip()]
+    layers: list[tuple[str, dict[str, Any]]] = []
+    words = [word.strip().lower() for word in environ.get("HIGH_AVAILABILITY", "").split(",") if word.strip()]
     for word in words:
         if word not in STRATEGIES:
             raise Refused("HIGH_AVAILABILITY", f"unknown word {word!r} (known are {', '.join(STRATEGIES)})",
                           "use a comma list of dump, retry and recover; the other is not in this version")  # fmt: skip
-        found[STRATEGIES[word]] = True
     if words:  # any strategy stands on the dump
-        found["enable_high_availability"] = True
+        wanted = dict.fromkeys(["enable_high_availability", *(STRATEGIES[word] for word in words)], True)
+        layers.append(("environment HIGH_AVAILABILITY", wanted))
     if environ.get("TTP_ADDR"):
-        found["tft_controller_address"] = environ["TTP_ADDR"]
+        layers.append(("environment TTP_ADDR", {"tft_controller_address": environ["TTP_ADDR"]}))
     if environ.get("TTP_OT"):
         try:
-            found["tft_dump_seconds"] = float(environ["TTP_OT"])
+            seconds = float(environ["TTP_OT"])
         except ValueError:
             raise Refused("TTP_OT", f"{environ['TTP_OT']!r} is not a number of seconds",
                           "set it to the seconds that a dump may take") from None  # fmt: skip
-    return found
+        layers.append(("environment TTP_OT", {"tft_dump_seconds": seconds}))
+    return layers

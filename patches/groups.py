@@ -14,6 +14,7 @@ MASTER = "--enable-high-availability"
 # Proved on these; another Megatron is refused at start-up with its version. Widen only together with the drills.
 MEGATRON = ">=0.19,<0.20"
 
+REGISTRY.host("torch", version_of("torch", file="version.py", distribution="torch"))
 REGISTRY.host("megatron", version_of("megatron", file="core/package_info.py", distribution="megatron-core"))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_tft import arguments
-from mindspeed_tft.control.config import is_loopback
+from mindspeed_tft.addresses import is_loopback
 from mindspeed_tft.patches import mindspeed
 from mindspeed_tft.patches.groups import PARSER
 from mindspeed_tft.registry import REGISTRY
@@ -110,9 +110,6 @@ _NOT_YET: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
     ("inprocess_restart", bool, "two systems would both try to recover the job", "use one of them"),
     ("yaml_cfg", bool, "it replaces all command line flags", "use flags"),
 )  # fmt: skip
-_NOT_BUILT = {
-    "enable_elastic_training": "elastic training",
-}
 
 
 def check(settings: Settings, space: Any, environ: Any) -> None:
@@ -121,15 +118,6 @@ def check(settings: Settings, space: Any, environ: Any) -> None:
     Raises:
         Refused: with flag, reason and remedy.
     """
-    for key, name in _NOT_BUILT.items():
-        if getattr(settings, key):
-            raise Refused(flag_of(key), f"{name} is not in this version yet", "leave it out: the dump protects the job")
-    if settings.distributed_optimizer_no_replica and settings.strategies() == ("dump",):
-        raise Refused("--distributed-optimizer-no-replica",
-                      "without a replica a lost shard can only come from the last periodic checkpoint, which an online"
-                      " repair loads, and online repair is off",
-                      "add --enable-hbmfault-repair or --enable-worker-reboot, or keep replicas")  # fmt: skip
-    settings.deadlines()
     _check_rules(settings)
     _check_layout(settings, space)
     _check_checkpoint(space)

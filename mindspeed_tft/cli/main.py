@@ -8,7 +8,7 @@ from types import FrameType
 
 import typer
 
-from mindspeed_tft.cli import demo, drill, soak
+from mindspeed_tft.cli import config, demo, drill, patches, soak
 
 app = typer.Typer(
     name="tftctl",
@@ -20,6 +20,8 @@ app = typer.Typer(
 app.command("drill", context_settings=drill.CONTEXT)(drill.command)
 app.command("demo")(demo.command)
 app.command("soak")(soak.command)
+app.command("config", context_settings=config.CONTEXT)(config.command)
+app.command("patches")(patches.command)
 
 
 @app.callback()

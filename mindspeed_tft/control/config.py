@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import hashlib
-import ipaddress
 import json
 import os
 import secrets
@@ -101,14 +100,6 @@ class ControlConfig:
             "launcher_pid": os.getppid() if "TORCHELASTIC_RUN_ID" in env else 0,
         }
         return ControlConfig(**{**values, **settings})  # type: ignore[arg-type]
-
-
-def is_loopback(host: str) -> bool:
-    """True for names and addresses that nothing outside this host can reach; judged without a name server."""
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def meeting_dir(config: ControlConfig, base: str | None = None) -> Path:

@@ -9,8 +9,9 @@ import socket
 
 import grpc.aio
 
+from mindspeed_tft.addresses import is_loopback
 from mindspeed_tft.control import tls
-from mindspeed_tft.control.config import ControlConfig, ControlRefused, ControlUnavailable, is_loopback
+from mindspeed_tft.control.config import ControlConfig, ControlRefused, ControlUnavailable
 
 log = logging.getLogger(__name__)
 

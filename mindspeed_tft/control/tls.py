@@ -7,7 +7,8 @@ from pathlib import Path
 
 import grpc
 
-from mindspeed_tft.control.config import ControlConfig, ControlRefused, is_loopback
+from mindspeed_tft.addresses import is_loopback
+from mindspeed_tft.control.config import ControlConfig, ControlRefused
 
 FILES = ("ca.crt", "node.crt", "node.key")
 

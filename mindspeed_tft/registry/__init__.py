@@ -1,4 +1,4 @@
-"""The patch registry: declare a patch beside its wrapper, apply, lift, undo, list and verify it.
+"""The patch registry: declare a patch beside its wrapper, apply, lift, undo, list, survey and verify it.
 
 A patch lands when its module is first imported, and is then the outermost layer of its target: one proxy a target,
 however many of our wrappers it carries. Other patchers may come before or after, and may come again; `peeled()` makes
@@ -18,7 +18,8 @@ from __future__ import annotations
 from mindspeed_tft.registry.proxies import Wrapper
 from mindspeed_tft.registry.registry import REGISTRY, Registry
 from mindspeed_tft.registry.slots import Missing, Row, State
+from mindspeed_tft.registry.sources import Sources
 from mindspeed_tft.registry.targets import PatchError
 from mindspeed_tft.registry.versions import version_of
 
-__all__ = ["REGISTRY", "Missing", "PatchError", "Registry", "Row", "State", "Wrapper", "version_of"]
+__all__ = ["REGISTRY", "Missing", "PatchError", "Registry", "Row", "Sources", "State", "Wrapper", "version_of"]

@@ -15,7 +15,10 @@ from typing import Any, TypeVar
 
 import wrapt  # type: ignore[import-untyped, unused-ignore]
 
+from mindspeed_tft.registry.layers import strangers
 from mindspeed_tft.registry.slots import Entry, Missing, Row, Slot, Slots
+from mindspeed_tft.registry.sources import Sources
+from mindspeed_tft.registry.survey import survey
 from mindspeed_tft.registry.targets import Found, PatchError, Target, Unfit, describe, find
 from mindspeed_tft.registry.versions import clauses, fits
 
@@ -187,8 +190,11 @@ class Registry:
                     entry.undone = False
                 raise refusal
 
-    def verify(self, group: str) -> None:
+    def verify(self, group: str) -> tuple[Row, ...]:
         """Make sure that every patch of a group is in place and outermost, once everything should be imported.
+
+        Returns the patches whose targets somebody else has patched as well, and logs who, by name: they go on working
+        beneath ours, but nobody has proved the two together. Packages that are left alone count as known.
 
         Raises one error that lists every target that is missing, of another version, or never imported.
         """
@@ -203,6 +209,7 @@ class Registry:
             problems = self._problems(entries, waiting=True)
             if problems:
                 raise self._refusal(group, problems)
+            return self._shared(entries)
 
     def undo(self, group: str | None = None) -> tuple[Row, ...]:
         """Take a group (or everything) back: every name is bound again to what it held without us.
@@ -254,6 +261,16 @@ class Registry:
         """The state of every patch, as it is now."""
         with self._lock:
             return tuple(self._row(entry) for entry in self._entries if group in (None, entry.group))
+
+    def survey(
+        self, sources: Sources | None = None, version: Callable[[str], str | None] | None = None
+    ) -> tuple[Row, ...]:
+        """The state of every patch; of those that are not active, whether they would find their targets.
+
+        Imports nothing. `sources` and `version` (of a host package) are by default those that an import would find.
+        """
+        with self._lock:
+            return survey(self._entries, sources or Sources(), version or self._version)
 
     # -------------------------------------------------------------------------------------- when it lands
 
@@ -429,6 +446,25 @@ class Registry:
 
         served = {entry.one_of for entry in entries if entry.one_of and not bad(entry)}
         return [e for e in entries if bad(e) and e.missing == "error" and e.one_of not in served]
+
+    def _shared(self, entries: Iterable[Entry]) -> tuple[Row, ...]:
+        """The entries whose targets somebody else has patched too."""
+        sources, shared = Sources(), []
+        for entry in entries:
+            slot = entry.slot
+            if slot is None:
+                continue
+            slot.others = strangers(slot.target, slot.found.raw, sources)
+            if not slot.others:
+                continue
+            shared.append(self._row(entry))
+            known = all(name.partition(".")[0] in self._slots.left_alone for name in slot.others)
+            LOG.log(
+                logging.INFO if known else logging.WARNING,
+                "%s is patched by others too, beneath our patch declared at %s: %s",
+                slot.target, entry.origin, ", ".join(slot.others),
+            )  # fmt: skip
+        return tuple(shared)
 
     def _refusal(self, group: str, problems: Sequence[Entry]) -> PatchError:
         lines = []

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from mindspeed_tft.registry.layers import outermost
 from mindspeed_tft.registry.proxies import Chain, Proxy, Wrapper, replacing, retire
-from mindspeed_tft.registry.targets import ABSENT, Found, Target, Unfit, describe, find
+from mindspeed_tft.registry.targets import ABSENT, Found, Target, Unfit, find
 
 LOG = logging.getLogger(__name__.rpartition(".")[0])  # one for the whole package
 
 Missing = Literal["error", "skip"]
-State = Literal["waiting", "applied", "missing", "undone", "conflict"]
+# declared, skipped: only of a survey, where "waiting" is for a module that has not been imported.
+State = Literal["declared", "waiting", "applied", "missing", "skipped", "undone", "conflict"]
 
 _OURS = __name__.partition(".")[0]
 
@@ -35,6 +37,8 @@ class Row:
     needs: str  # the flag that asks for it
     origin: str  # file:line of the wrapper
     detail: str  # why it is in this state
+    place: str = ""  # file:line of the target, in a survey
+    others: tuple[str, ...] = ()  # who else has patched the target, as the last verify saw it
 
 
 @dataclass(eq=False)
@@ -83,6 +87,7 @@ class Entry:
             needs=self.needs,
             origin=self.origin,
             detail=detail,
+            others=self.slot.others if self.slot is not None else (),
         )
 
     def _state(self) -> tuple[State, str]:
@@ -98,7 +103,7 @@ class Entry:
         if slot.lifted:
             return "waiting", "lifted while another patcher is at work"
         if not slot.in_place():
-            there = "nothing" if slot.current is ABSENT else describe(slot.current)
+            there = "nothing" if slot.current is ABSENT else outermost(slot.current)
             return "conflict", f"{there} was put over ours; verify or reassert puts ours on top again"
         return "applied", f"over {slot.covered}, which was put over ours before" if slot.covered else ""
 
@@ -117,6 +122,7 @@ class Slot:
     names: list[tuple[dict[str, Any], str, Proxy]] = field(default_factory=list)  # names elsewhere, while lifted
     lifted: bool = False
     covered: str = ""  # who was put over us
+    others: tuple[str, ...] = ()  # who else has patched the target
 
     @property
     def current(self) -> Any:
@@ -254,7 +260,7 @@ class Slots:
             if current is slot.proxy and slot.proxy is not None:
                 slot.put(slot.found.raw if slot.found.own else ABSENT)
             elif slot.proxy is not None and current is not (slot.found.raw if slot.found.own else ABSENT):
-                slot.covered = describe(current) if current is not ABSENT else "nothing"
+                slot.covered = outermost(current) if current is not ABSENT else "nothing"
             if slot.aliased:
                 by_proxy.update({id(proxy): slot for proxy in slot.proxies()})
         if not by_proxy:

@@ -24,10 +24,10 @@ def version_of(package: str, file: str = "", distribution: str = "") -> Callable
     """
 
     def version() -> str | None:
-        for folder in _folders(package) if file else ():
+        for folder in folders_of(package) if file else ():
             source = Path(folder, file)
             if source.is_file():
-                found = _version_in(source)
+                found = version_in(source)
                 if found is not None:
                     return found
         if distribution:
@@ -40,7 +40,8 @@ def version_of(package: str, file: str = "", distribution: str = "") -> Callable
     return version
 
 
-def _folders(package: str) -> Iterable[str]:
+def folders_of(package: str) -> Iterable[str]:
+    """The folders of a top-level package, without importing it; none: it is not there, or is no package."""
     loaded = sys.modules.get(package)
     if loaded is not None:
         return list(getattr(loaded, "__path__", ()))
@@ -48,7 +49,8 @@ def _folders(package: str) -> Iterable[str]:
     return list(spec.submodule_search_locations or ()) if spec is not None else ()
 
 
-def _version_in(source: Path) -> str | None:
+def version_in(source: Path) -> str | None:
+    """The version that a source file assigns; see `version_of`."""
     values: dict[str, Any] = {}
     for node in ast.parse(source.read_text(encoding="utf-8"), filename=str(source)).body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):

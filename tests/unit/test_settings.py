@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import re
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mindspeed_tft import arguments, settings
+from mindspeed_tft.engine.types import Deadlines
 from mindspeed_tft.settings import Refused
 
 
@@ -31,21 +37,111 @@ def test_environment_beats_flag_beats_yaml_beats_default(tmp_path: Path) -> None
     found, origin = resolve(
         ["--tft-config", str(preset), "--optimizer-replica-num", "3"], {"HIGH_AVAILABILITY": "dump", "TTP_OT": "20"}
     )
-    assert (found.enable_high_availability, origin["enable_high_availability"]) == (True, "environment")
+    assert (found.enable_high_availability, origin["enable_high_availability"]) == (
+        True,
+        "environment HIGH_AVAILABILITY",
+    )
     assert (found.optimizer_replica_num, origin["optimizer_replica_num"]) == (3, "flag")
-    assert (found.tft_deadline, origin["tft_deadline"]) == (50.0, f"--tft-config {preset}")
+    assert (found.tft_deadline, origin["tft_deadline"]) == (50.0, f"file {preset}")
     assert (found.tft_platform, origin["tft_platform"]) == ("auto", "default")
     assert found.deadlines().dump == 20.0
 
 
-@pytest.mark.parametrize("name", ["dump", "cpu-demo"])
+PRESETS = sorted(path.stem for path in arguments.presets().glob("*.yaml"))
+
+
+def test_these_presets_are_there() -> None:
+    assert PRESETS == ["cpu-demo", "dump", "elastic", "large-cluster", "recover", "retry"]
+
+
+@pytest.mark.parametrize("name", [name for name in PRESETS if name != "elastic"])
 def test_presets_load(name: str) -> None:
-    found, _ = resolve(["--tft-config", name])
-    assert found.enable_high_availability
+    found, origin = resolve(["--tft-config", name])
+    assert found.enable_high_availability and origin["enable_high_availability"] == f"preset {name}"
+    assert found.strategies() == {
+        "retry": ("retry", "dump"),
+        "recover": ("retry", "recover", "dump"),
+        "large-cluster": ("retry", "recover", "dump"),
+    }.get(name, ("dump",))
+
+
+def test_the_preset_of_what_is_not_built_is_refused() -> None:
+    with pytest.raises(
+        Refused, match=r"--enable-elastic-training: elastic training is not in this version yet \(asked"
+    ):
+        resolve(["--tft-config", "elastic"])
+    with pytest.raises(Refused, match="asked for by environment HIGH_AVAILABILITY"):
+        resolve([], {"HIGH_AVAILABILITY": "elastic-training"})
+
+
+# For each setting values that it can take, other than its default.
+VALUES: dict[str, st.SearchStrategy[Any]] = {
+    "optimizer_replica_num": st.integers(3, 64),
+    "tft_platform": st.sampled_from(["cpu", "cuda", "npu"]),
+    "tft_deadline": st.floats(10, 86400),
+    "tft_reboot_wait": st.floats(0.5, 86400),
+    "tft_hang_seconds": st.floats(-10, 86400),
+    "tft_dump_seconds": st.floats(0.5, 86400),
+    "tft_controller_port": st.integers(1, 65535),
+    **dict.fromkeys(
+        ("tft_controller_address", "tft_tls_dir", "tft_incident_dir", "tft_fault_rules"),
+        st.text("abcdefgh./", min_size=1).map(lambda text: f"x{text}"),
+    ),
+}
+STRATEGY_OF = {key: word for word, key in settings.STRATEGIES.items()}
+
+
+def as_flag(key: str, value: object) -> str:
+    flag = key.replace("_", "-")
+    if isinstance(value, bool):
+        return f"--{flag}" if value else f"--no-{flag}"
+    return f"--{flag}={value}"
+
+
+@pytest.mark.parametrize("key", list(settings.Settings.model_fields))
+@given(data=st.data())
+def test_precedence_of_every_setting(key: str, data: st.DataObject) -> None:
+    """environment > flag > YAML > default, whichever of them speak."""
+    expected, where = settings.Settings.model_fields[key].default, "default"
+    words: list[str] = []
+    environ: dict[str, str] = {}
+    yaml_values = VALUES.get(key, st.booleans())
+    # A switch can only be switched on by its flag, but where argparse knows its opposite.
+    flag_values = VALUES.get(key, st.booleans() if key == "tft_warm_standby" else st.just(True))
+    with tempfile.TemporaryDirectory() as folder:
+        if data.draw(st.booleans(), "in YAML"):
+            expected, where = data.draw(yaml_values, "YAML"), "file"
+            path = Path(folder, "mine.yaml")
+            spelling = key.replace("_", "-") if data.draw(st.booleans(), "dashes") else key
+            path.write_text(yaml.safe_dump({spelling: expected}))
+            words += ["--tft-config", str(path)]
+        if key not in settings.VARIABLES and data.draw(st.booleans(), "as a flag"):
+            expected, where = data.draw(flag_values, "flag"), "flag"
+            words.append(as_flag(key, expected))
+        if (key in settings.VARIABLES or key in STRATEGY_OF) and data.draw(st.booleans(), "in the environment"):
+            where = "environment"
+            if key in STRATEGY_OF:
+                expected, environ["HIGH_AVAILABILITY"] = True, STRATEGY_OF[key]
+            else:
+                expected = data.draw(VALUES[key], "environment")
+                environ[settings.VARIABLES[key]] = str(expected)
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        arguments.add_flags(parser)
+        found, origin = arguments.collect(parser.parse_args(words), environ)
+    assert getattr(found, key) == expected
+    assert origin[key].partition(" ")[0] == where
+
+
+def test_every_setting_has_a_flag_or_a_variable_and_a_meaning() -> None:
+    flags = {flag for flag, _ in arguments.FLAGS} - {arguments.CONFIG}
+    names = {settings.flag_of(key) for key in settings.Settings.model_fields}
+    assert names == flags | set(settings.VARIABLES.values())
+    assert all(len(settings.meaning(key)) > 20 for key in settings.Settings.model_fields)
+    assert dict(arguments.FLAGS)["--tft-deadline"]["help"] == settings.meaning("tft_deadline")
 
 
 def test_high_availability_words_are_stripped_and_imply_the_dump() -> None:
-    found, _ = resolve([], {"HIGH_AVAILABILITY": " retry , dump "})
+    found, _ = resolve([], {"HIGH_AVAILABILITY": " Retry , dump "})
     assert found.enable_high_availability and found.enable_hbmfault_repair
 
 
@@ -79,6 +175,12 @@ def test_refusals_name_flag_and_remedy(words: list[str], environ: dict[str, str]
         ("- a list", "mapping"),
         ("a: [1", "YAML"),
         ("optimizer-replica-num: two", "--optimizer-replica-num"),
+        ("optimizer-replica-num: 2\noptimizer_replica_num: 3", "two spellings"),
+        ("tft-hang-seconds: yes", "--tft-hang-seconds: .*truth value"),
+        ("tft-deadline: .inf", "--tft-deadline: .*finite"),
+        ("tft-hang-seconds: .nan", "--tft-hang-seconds: .*finite"),
+        ("tft-deadline:", "--tft-deadline"),
+        ("tft-platform: tpu", "--tft-platform: .*'auto', 'cpu', 'cuda' or 'npu'"),
     ],
 )
 def test_bad_yaml_is_refused(tmp_path: Path, text: str, expected: str) -> None:
@@ -89,15 +191,84 @@ def test_bad_yaml_is_refused(tmp_path: Path, text: str, expected: str) -> None:
 
 
 def test_a_dump_that_does_not_fit_into_the_deadline_is_refused() -> None:
-    with pytest.raises(Refused, match="--tft-deadline to at least"):
-        resolve(["--tft-deadline", "30"], {"TTP_OT": "30"})[0].deadlines()
+    with pytest.raises(Refused, match=r"TTP_OT: .*TTP_OT to at most 18, or --tft-deadline to at least 48\."):
+        resolve(["--enable-high-availability", "--tft-deadline", "30"], {"TTP_OT": "30"})
 
 
-@given(st.floats(min_value=10, max_value=86400))
-def test_all_timeouts_follow_from_one_knob_in_order(total: float) -> None:
-    found = settings.Settings(tft_deadline=total).deadlines()
+def test_a_dump_too_short_for_an_order_is_refused() -> None:
+    with pytest.raises(Refused, match=r"TTP_OT: .*two heartbeats.*at least 4, or leave it out for 75"):
+        resolve(["--enable-high-availability"], {"TTP_OT": "1"})
+
+
+DEADLINES = st.floats(min_value=10, max_value=86400)
+HANGS = st.one_of(st.just(0.0), st.floats(-1, 86400))
+
+
+def in_order(total: float, found: Deadlines) -> None:
     assert 0 < found.heartbeat < found.heartbeat_lost < found.stop < total
-    assert found.stop + found.dump + found.exit == pytest.approx(total)
+    assert 2 * found.heartbeat <= found.order < found.dump < total
+    assert 0 < found.exit < found.stop
+    assert found.stop + found.dump + found.exit <= total + 1e-9
+    assert 2 * found.order <= found.dump, "a second attempt fits"
+    assert not found.hang_fixed or found.hang >= 2 * found.heartbeat
+
+
+@given(DEADLINES, HANGS, st.booleans())
+def test_all_timeouts_follow_from_one_knob_in_order(total: float, hang: float, reboot: bool) -> None:
+    chosen = settings.Settings(tft_deadline=total, tft_hang_seconds=hang, enable_worker_reboot=reboot)
+    try:
+        found = chosen.deadlines()
+    except Refused as refusal:
+        assert refusal.flag == "--tft-hang-seconds" and 0 < hang < 2
+        return
+    in_order(total, found)
+    assert found.stop + found.dump + found.exit == pytest.approx(total), "nothing of the deadline is left over"
+
+
+@given(DEADLINES, st.floats(min_value=0.01, max_value=86400))
+def test_ttp_ot_sets_the_share_of_the_dump_or_is_refused_with_a_remedy_that_works(total: float, dump: float) -> None:
+    chosen = settings.Settings(tft_deadline=total, tft_dump_seconds=dump)
+    try:
+        found = chosen.deadlines()
+    except Refused as refusal:
+        assert refusal.flag == "TTP_OT"
+        better = [
+            settings.Settings(**{**chosen.model_dump(), key: float(number[1])})
+            for key, number in (
+                ("tft_dump_seconds", re.search(r"set (?:it|TTP_OT) to at (?:least|most) ([\d.]+)", refusal.remedy)),
+                ("tft_deadline", re.search(r"--tft-deadline to at least (\d+)", refusal.remedy)),
+            )
+            if number is not None
+        ]
+        assert better
+        for each in better:
+            in_order(each.tft_deadline, each.deadlines())
+        return
+    assert found.dump == dump
+    in_order(total, found)
+
+
+@given(DEADLINES, st.none() | st.floats(4, 80000), st.none() | st.floats(5, 500), HANGS, st.booleans())
+def test_the_formulas_that_are_shown_are_those_that_count(
+    total: float, dump: float | None, patience: float | None, hang: float, reboot: bool
+) -> None:
+    chosen = settings.Settings(
+        tft_deadline=total, tft_dump_seconds=dump, tft_hang_seconds=hang, enable_worker_reboot=reboot
+    )
+    shown = chosen.derivation(patience)
+    try:
+        found = chosen.deadlines(patience)
+    except Refused:
+        return
+    values = {"deadline": chosen.deadline(patience), **dataclasses.asdict(found)}
+    assert set(shown) == set(values) - {"hang_fixed"}
+    for name, (formula, _) in shown.items():
+        given_values = {"--tft-deadline": total, "--tft-reboot-wait": chosen.tft_reboot_wait, "TTP_OT": dump,
+                        "--tft-hang-seconds": hang, "launcher patience": patience}  # fmt: skip
+        for word, value in given_values.items():
+            formula = formula.replace(word, repr(value))
+        computed = eval(formula, {"min": min, "max": max}, values)
+        assert computed == pytest.approx(values[name]), name
 
 
 def test_a_launcher_that_kills_earlier_shortens_every_deadline() -> None:
@@ -130,6 +301,5 @@ def test_how_long_a_rank_may_stand_still(words: list[str], hang: float, fixed: b
 
 
 def test_a_hang_cannot_be_found_faster_than_ranks_are_heard() -> None:
-    found, _ = resolve(["--enable-high-availability", "--tft-hang-seconds", "1"])
     with pytest.raises(Refused, match=r"--tft-hang-seconds.*two heartbeats.*set it to at least 2"):
-        found.deadlines()
+        resolve(["--enable-high-availability", "--tft-hang-seconds", "1"])

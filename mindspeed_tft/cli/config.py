@@ -1,0 +1,245 @@
+"""`tftctl config`: the settings of a job, where each comes from, and the timeouts that follow from them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, NoReturn, Optional
+
+import typer
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from mindspeed_tft import arguments
+from mindspeed_tft import settings as settings_module
+from mindspeed_tft.settings import Refused, Settings
+
+CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}  # everything after `--` is for training
+WIDE = 500  # columns where there is no terminal: no line is folded
+REFUSED = 2  # exit status, as that of a job that is refused at start-up
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """What the layers say together; `settings` is None where a single value cannot be."""
+
+    settings: Settings | None = None
+    origin: Mapping[str, str] = field(default_factory=dict)
+    refusals: tuple[Refused, ...] = ()
+
+
+def command(
+    context: typer.Context,
+    tft_config: Annotated[
+        Optional[str],  # noqa: UP045  typer reads this annotation on Python 3.10 as well
+        typer.Option(metavar="PRESET|FILE", help="YAML preset by name, or a YAML file; as the flag of the same name."),
+    ] = None,
+    patience: Annotated[
+        Optional[float],  # noqa: UP045
+        typer.Option(
+            metavar="SECONDS",
+            help="How long the launcher lets the survivors of a fault live, where that is shorter than the deadline: "
+            "30 under torchrun. Default: as long as it takes, as under tftrun.",
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+    schema: Annotated[
+        bool, typer.Option("--schema", help="Print the JSON schema of a YAML file, for editors.")
+    ] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print all settings as docs/flags.md.")] = False,
+    check: Annotated[bool, typer.Option("--check", help="Print nothing but the reasons of a refusal.")] = False,
+) -> None:
+    """Show the settings that a job would have here: value, origin and meaning of each, and every timeout.
+
+    The flags of the training program may follow after `--`; those of Megatron are passed over. Environment beats flags,
+    flags beat YAML, YAML beats defaults. What depends on Megatron's own flags is checked when a job starts. Exit
+    status: 0, or 2 when a job would be refused.
+    """
+    if schema:
+        print(json.dumps(settings_module.schema(), indent=2))
+        return
+    if markdown:
+        print(as_markdown(), end="")
+        return
+    words = [*(["--tft-config", tft_config] if tft_config else []), *context.args]
+    found = resolve(words, os.environ)
+    if as_json and not check:
+        print(json.dumps(as_data(found, patience), indent=2))
+    elif not check:
+        show(found, patience, Console() if sys.stdout.isatty() else Console(width=WIDE))
+    for refusal in found.refusals:
+        print(f"tftctl config: error: {refusal}", file=sys.stderr)
+    raise typer.Exit(REFUSED if found.refusals else 0)
+
+
+# ------------------------------------------------------------------------------------------------ resolve
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        flag, _, reason = message.removeprefix("argument ").partition(": ")
+        raise Refused(flag, reason, "give a value that fits, see tftctl config --markdown")
+
+
+def resolve(words: Sequence[str], environ: Mapping[str, str]) -> Resolved:
+    """The settings of a job with these flags (those of Megatron among them) and this environment."""
+    parser = _Parser(add_help=False, allow_abbrev=False)
+    arguments.add_flags(parser)
+    try:
+        space, rest = parser.parse_known_args(list(words))
+        unknown = tuple(_unknown(rest))
+        settings, origin = arguments.collect(space, environ)
+    except Refused as refusal:
+        return Resolved(refusals=(refusal,))
+    return Resolved(settings, origin, (*unknown, *arguments.conflicts(settings, origin)))
+
+
+def _unknown(rest: Sequence[str]) -> Iterator[Refused]:
+    """Flags that can only be meant for us. Megatron would refuse them too, but does not know ours."""
+    known = [flag for flag, _ in arguments.FLAGS]
+    for word in rest:
+        flag = word.partition("=")[0]
+        if flag.startswith("--tft"):
+            near = difflib.get_close_matches(flag, known, n=1, cutoff=0.0)[0]
+            yield Refused(flag, "there is no such flag", f"did you mean {near}")
+
+
+# --------------------------------------------------------------------------------------------------- show
+
+
+def as_data(found: Resolved, patience: float | None) -> dict[str, Any]:
+    """All that is shown, as plain data. Settings and timeouts are empty where they cannot be told."""
+    settings = found.settings
+    return {
+        "settings": {
+            key: {
+                "name": settings_module.flag_of(key),
+                "value": getattr(settings, key),
+                "origin": found.origin[key],
+                "meaning": settings_module.meaning(key),
+            }
+            for key in (Settings.model_fields if settings is not None else ())
+        },
+        "strategies": list(settings.strategies()) if settings and settings.enable_high_availability else [],
+        "timeouts": [dataclasses.asdict(timeout) for timeout in timeouts(settings, patience)] if settings else [],
+        "refused": [
+            {"flag": refusal.flag, "reason": refusal.reason, "remedy": refusal.remedy} for refusal in found.refusals
+        ],
+    }
+
+
+@dataclass(frozen=True)
+class Timeout:
+    name: str
+    seconds: float
+    formula: str
+    meaning: str
+
+
+def timeouts(settings: Settings, patience: float | None) -> tuple[Timeout, ...]:
+    """The deadline and all that follow from it; none where they are refused."""
+    try:
+        deadlines = settings.deadlines(patience)
+    except Refused:
+        return ()
+    values = {"deadline": settings.deadline(patience), **dataclasses.asdict(deadlines)}
+    return tuple(Timeout(name, values[name], *how) for name, how in settings.derivation(patience).items())
+
+
+def show(found: Resolved, patience: float | None, console: Console) -> None:
+    """Two tables; nothing where a value cannot be."""
+    if found.settings is None:
+        return
+    table = _table("Settings", "setting", "value", "origin", "meaning")
+    for key in Settings.model_fields:
+        name, value = settings_module.flag_of(key), _text(getattr(found.settings, key))
+        origin = found.origin[key]
+        table.add_row(name, escape(value), escape(origin), escape(settings_module.meaning(key)),
+                      style="dim" if origin == "default" else None)  # fmt: skip
+    console.print(table)
+    rows = timeouts(found.settings, patience)
+    if not rows:
+        return
+    title = "Timeouts" if found.settings.enable_high_availability else "Timeouts (not in use: high availability is off)"
+    table = _table(title, "timeout", "seconds", "follows from", "limits")
+    for row in rows:
+        table.add_row(row.name, f"{row.seconds:g}", escape(row.formula), escape(row.meaning))
+    console.print(table)
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
+    for column in columns:
+        table.add_column(column, overflow="fold")
+    return table
+
+
+def _text(value: object) -> str:
+    """As it would be written in YAML."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+# ----------------------------------------------------------------------------------------------- markdown
+
+_HEAD = """\
+# Flags, environment, YAML
+
+All settings, as `tftctl config --markdown` prints them; a test compares. The environment beats flags, flags beat YAML,
+YAML beats defaults. `tftctl config -- TRAINING FLAGS` shows what a job would get, and where each value comes from;
+`tftctl config --schema` is a JSON schema of the YAML file, for editors.
+
+| setting | YAML key | default | meaning |
+|---|---|---|---|
+"""
+_ENVIRONMENT = """
+| environment | meaning |
+|---|---|
+| `HIGH_AVAILABILITY` | comma list of {words}; each switches its flag and the master switch on, none switches off |
+| `TTP_OT` | {dump} |
+| `TTP_ADDR` | {address} |
+"""
+_TIMEOUTS = """
+## Timeouts
+
+Every timeout of a recovery, in seconds, with the defaults and `--enable-worker-reboot`. `--tft-deadline` moves them,
+`TTP_OT` sets the dump's share; what cannot be is refused at start-up. Under torchrun, which ends the survivors of a
+fault after 30 seconds, the deadline is 27 (`tftctl config --patience 30`).
+
+| timeout | default | follows from | limits |
+|---|---|---|---|
+"""
+
+
+def as_markdown() -> str:
+    """docs/flags.md."""
+    text = (
+        _HEAD + f"| `{arguments.CONFIG}` | | none | {dict(arguments.FLAGS)[arguments.CONFIG]['help']}: {_presets()} |\n"
+    )
+    for key, model in Settings.model_fields.items():
+        name = settings_module.flag_of(key)
+        text += f"| `{name}` | `{key.replace('_', '-')}` | {_text(model.default)} | {settings_module.meaning(key)} |\n"
+    text += _ENVIRONMENT.format(
+        words=", ".join(f"`{word}`" for word in settings_module.STRATEGIES),
+        dump=settings_module.meaning("tft_dump_seconds"),
+        address=settings_module.meaning("tft_controller_address"),
+    )
+    text += _TIMEOUTS
+    for row in timeouts(Settings(enable_high_availability=True, enable_worker_reboot=True), None):
+        text += f"| {row.name} | {row.seconds:g} | `{row.formula}` | {row.meaning} |\n"
+    return text
+
+
+def _presets() -> str:
+    return ", ".join(f"`{path.stem}`" for path in sorted(arguments.presets().glob("*.yaml")))
