@@ -1,4 +1,4 @@
-"""What an address says about who can reach it. Imports nothing of ours: asked at start-up, also with every feature off."""
+"""What an address says about who can reach it. Imports nothing of ours: it is asked with all features off, too."""
 
 from __future__ import annotations
 

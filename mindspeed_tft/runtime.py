@@ -232,7 +232,7 @@ def _catch_uncaught(current: Session[Any]) -> None:
 
     def handle(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
         atexit.unregister(_goodbye)  # this is no ordinary end: the others must not wait for this rank
-        if current.link.connected:
+        if current.protected():
             current.recover(exc, outside=True)
         previous(kind, exc, trace)
 

@@ -15,6 +15,7 @@ from typing import Any
 
 from mindspeed_tft import arguments
 from mindspeed_tft.addresses import is_loopback
+from mindspeed_tft.agent import reboot
 from mindspeed_tft.patches import mindspeed
 from mindspeed_tft.patches.groups import PARSER
 from mindspeed_tft.registry import REGISTRY
@@ -56,7 +57,7 @@ def validate_args(wrapped: Callable[..., Any], _instance: Any, args: Arguments, 
     arguments.or_exit(lambda: check(settings, space, os.environ), _rank())
     if _local_rank() == 0:
         arguments.or_exit(lambda: check_save(space.save), 0)
-    if _rank() == 0:
+    if _rank() == 0 and not reboot.lives(os.environ):  # else the controller of this very job listens there
         arguments.or_exit(lambda: check_port(settings), 0)
     space.num_distributed_optimizer_instances = settings.replicas
     result = wrapped(*args, **kwargs)

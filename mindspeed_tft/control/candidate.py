@@ -127,7 +127,8 @@ class Candidate:
         finally:
             # First of all the port: a restart of the job by its launcher wants it at once.
             await server.stop(grace=0.2)
-            candidates.forget(self._directory, self._index)
+            if self._role is not None:  # else that file is still of one before us, which was killed
+                candidates.forget(self._directory, self._index)
             Path(unix_path).unlink(missing_ok=True)
             candidates.leave(self._directory)
         if finished is not None:

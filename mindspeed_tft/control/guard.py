@@ -135,7 +135,9 @@ class Guard:
         if child.process.poll() is not None:
             del self._children[index]
             if not child.ready:
-                log.warning("controller %d did not come up (exit status %d)", index, child.process.returncode)
+                log.warning(
+                    "controller %d did not come up (exit status %d); it is tried again", index, child.process.returncode
+                )
         elif not child.ready and self._loop.time() - child.began > self._config.start:
             log.warning("controller %d was not ready within %.0f s", index, self._config.start)
             child.process.kill()  # and taken note of at the next look

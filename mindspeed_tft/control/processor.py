@@ -83,6 +83,7 @@ class Processor:
         self._welcomed = False
         self._protected = False
         self._ever = False
+        self._was_protected = False
         self._warned = False
         self._refused = ""
         self._parked = ""
@@ -199,6 +200,13 @@ class Processor:
     def parked(self) -> str:
         """Why this process has to wait for the place of its rank; "" when nobody else has it, as far as is known."""
         return self._parked
+
+    def wait_connected(self, timeout: float) -> bool:
+        """Waits until relay and controller hear this rank again; False when they do not in time, or never did."""
+        with self._lock:
+            if self._was_protected:
+                self._lock.wait_for(lambda: self.connected or self._closing, timeout)
+        return self.connected
 
     def wait_stop(self, timeout: float, after: int = 0) -> bool:
         """Waits until a stop with an epoch above `after` came; False when none came in time."""
@@ -446,6 +454,7 @@ class Processor:
     def _set_protected(self, protected: bool) -> None:
         with self._lock:
             was, self._protected = self._protected, protected
+            self._was_protected = self._was_protected or protected
             self._lock.notify_all()
         if was and not protected:
             self._lost("its relay has no controller")

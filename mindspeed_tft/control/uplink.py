@@ -88,6 +88,7 @@ class UplinkKeeper:
         self._last = -1  # index of the controller that we lost
         self._sent_to = -1  # index of the one that we were told to go to
         self._patient = True  # no candidate of this round was waited for in vain
+        self._began = 0.0  # this round
         self.up = False
         self.ever = False
 
@@ -102,6 +103,7 @@ class UplinkKeeper:
         while True:
             reason, sent = "no controller is known yet", self._sent_to >= 0
             self._patient = True
+            self._began = asyncio.get_running_loop().time()
             for route in self._round():
                 was_up, reason = await self._visit(route)
                 if was_up:
@@ -198,13 +200,19 @@ class UplinkKeeper:
         raise Ended("it ended the stream")
 
     def _longest_wait(self, index: int) -> float:
-        """Seconds at a candidate that does not lead. Long at the first of a round, where a lease may have to run out:
-        so all relays are at the lowest that they reach for most of the time, and meet. Never the same for two of them.
+        """Seconds at a candidate that does not lead. Long at the lowest, where a lease may have to run out. At others
+        just longer than it took to try the lower ones, which may be on their way: so all relays are at the lowest that
+        they reach for most of the time, and meet. Never the same for two of them.
         """
         deadlines = self._uplink.deadlines
-        if not self._known.term and index > 0:  # nobody has led yet: all wait for the first controller
-            return 2 * deadlines.heartbeat
-        return deadlines.heartbeat_lost * (STALE + 1 if self._patient else 1) * random.uniform(0.9, 1.1)
+        lowest = min((route.index for route in self._known.routes()), default=index)
+        if index == lowest:
+            return deadlines.heartbeat_lost * (STALE + 1 if self._patient else 1) * random.uniform(0.9, 1.1)
+        least = 2 * deadlines.heartbeat
+        if not self._known.term:  # nobody has led yet: all wait for the first controller
+            return least
+        spent = asyncio.get_running_loop().time() - self._began
+        return min(deadlines.heartbeat_lost, max(least, 3 * spent)) * random.uniform(0.9, 1.1)
 
     def _accept(self, welcome: wire.Welcome) -> None:
         if welcome.term < self._known.term:

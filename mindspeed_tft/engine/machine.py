@@ -137,7 +137,6 @@ class Engine:
             self._reboots = Reboots(self._desk, self._roster, deadlines, self._repairs)
         self._watch = Watch(self._desk, self._roster, deadlines)
         self._inquest: Inquest | None = None  # into ranks that do not report
-        self._stopped_at = 0.0
         self._repair: Repair | None = None  # the try that is running
         self._number = 1  # of the incident
         self._past: tuple[Incident, dict[str, object]] | None = None  # the last incident that training survived
@@ -499,7 +498,6 @@ class Engine:
         self._desk.enter("stop")
         self._awaited = self._roster.alive - self._reports.keys()
         self._inquest = None
-        self._stopped_at = self._desk.now
         self._deadline = self._desk.now + self._deadlines.stop
         told = self._roster.told
         self._desk.note(f"stopping {count(len(told), 'rank')}: {reason}")
@@ -598,7 +596,6 @@ class Engine:
         if inquest is not None and inquest.reasons and inquest.over:
             if victims := [hang for hang in inquest.victims() if hang.rank in self._awaited]:
                 self._end(victims)
-                self._stopped_at = now  # newcomers can start only now
                 self._deadline = now + self._deadlines.heartbeat_lost
             else:
                 self._deadline = now
@@ -690,7 +687,7 @@ class Engine:
 
     def _wait(self, reboots: Reboots) -> None:
         """For newcomers, who may be here already."""
-        if why := reboots.begin(self._reports, self._stopped_at):
+        if why := reboots.begin(self._reports):
             self._give_up(why)
         else:
             self._go_on_when_complete()

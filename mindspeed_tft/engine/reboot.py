@@ -104,7 +104,7 @@ class Reboots:
         """Training could go on, if newcomers stood for these ranks too, which do not report."""
         return not self._hopeless(reports, self._doomed(), silent)
 
-    def begin(self, reports: Mapping[int, RankReport], stopped_at: float) -> str:
+    def begin(self, reports: Mapping[int, RankReport]) -> str:
         """Wait for newcomers, if that is worth while; otherwise why not."""
         first = not self.waiting
         self._changed, self.waiting = False, False
@@ -116,7 +116,7 @@ class Reboots:
         missing = self.missing()
         more = not self._missed.issuperset(missing)
         if first:
-            self._until = stopped_at + self._deadlines.reboot
+            self._until = self._desk.now + self._deadlines.reboot  # who is lost may have become known only now
         elif more and self._renewals < MAX_TRIES:
             self._renewals += 1
             self._until = self._desk.now + self._deadlines.reboot

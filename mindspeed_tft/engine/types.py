@@ -259,6 +259,6 @@ class Deadlines:
     dump: float
     exit: float
     register: float = 300.0  # after the first rank registered; a warning only, that the job is not protected
-    reboot: float = 60.0  # from the stop until each lost rank has a newcomer that reported; for the strategy "recover"
+    reboot: float = 60.0  # from the last report until each lost rank has a newcomer that is ready: strategy "recover"
     hang: float = 0.0  # without progress, at least, until a rank that others wait for is taken to hang; 0: no watch
     hang_fixed: bool = False  # `hang` is the limit, however long steps take; False: longer steps make it longer

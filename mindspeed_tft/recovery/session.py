@@ -51,6 +51,7 @@ class Link(Protocol):
 
     @property
     def connected(self) -> bool: ...
+    def wait_connected(self, timeout: float) -> bool: ...
     @property
     def stop_epoch(self) -> int: ...
     @property
@@ -92,6 +93,7 @@ class Session(Generic[HostT]):
         self._epoch = 0  # of the groups
         self._resumed = 0  # the last stop that was answered by training on
         self.first_step = False  # training goes on after a repair: its first step has not ended yet
+        self._looking = False  # for a controller, after a fault
         self._newcomer = False  # in the place of a process that died, and without its state so far
         self._given: SmallState | None = None  # by a rank of the same part
 
@@ -151,7 +153,7 @@ class Session(Generic[HostT]):
 
     def terminated(self, name: str) -> bool:
         """A signal asks this rank to end: a fault of the job, but this rank's state is whole. False: unprotected."""
-        if not self.link.connected:
+        if not self.link.connected and not self._looking:
             return False
         if not self._asked:  # also a rank that is stopped and waits: whoever asks will not wait for long
             self._asked = True
@@ -170,7 +172,7 @@ class Session(Generic[HostT]):
         Raises:
             BaseException: `exc` itself, when no controller protects this job.
         """
-        if not self.link.connected:
+        if not self.protected():
             log.error("rank %d: no controller, so no recovery: the job ends as it would without us", self.info.rank)
             raise exc
         text = str(exc) if isinstance(exc, WrongNumbers) else "".join(traceback.format_exception_only(exc)).strip()
@@ -193,6 +195,17 @@ class Session(Generic[HostT]):
         self._broken = exc  # let go of when training is to go on; on the way out nobody needs the memory
         self._updating = False
         self._obey()
+
+    def protected(self) -> bool:
+        """Whether a controller leads, or one that was lost is back soon: it may have died together with a rank."""
+        if self.link.connected:
+            return True
+        log.warning("rank %d: no controller; waiting for one, at most %.0f s", self.info.rank, self.deadlines.stop)
+        self._looking = True
+        try:
+            return self.link.wait_connected(self.deadlines.stop)
+        finally:
+            self._looking = False
 
     def _kind_of(self, exc: BaseException, text: str) -> str:
         if isinstance(exc, WrongNumbers):

@@ -123,6 +123,7 @@ class ToyLink:
 
     def __init__(self) -> None:
         self.step, self.phase, self.connected, self.stop_epoch, self.parked = 0, "", True, 0, ""
+        self.returns = False  # a controller that was lost
         self.orders: list[Order] = []
         self.said: list[tuple[Any, ...]] = []
         self.reports: list[RankReport] = []
@@ -142,6 +143,11 @@ class ToyLink:
 
     def wait_stop(self, timeout: float, after: int = 0) -> bool:
         return True
+
+    def wait_connected(self, timeout: float) -> bool:
+        self.said.append(("waits for a controller", timeout))
+        self.connected = self.returns
+        return self.connected
 
     def resumed(self) -> None:
         self.said.append(("resumed",))
@@ -358,6 +364,18 @@ def test_without_a_controller_the_exception_is_the_users_own(made: tuple[Session
     link.connected = False
     with pytest.raises(ZeroDivisionError):
         session.recover(ZeroDivisionError())
+    assert link.said == [("waits for a controller", session.deadlines.stop)]
+
+
+def test_a_controller_that_is_lost_with_a_rank_is_waited_for(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    compute(session, host, 1, "forward")
+    link.connected, link.returns = False, True
+    with pytest.raises(Left):
+        session.recover(ZeroDivisionError())
+    assert link.said[0][0] == "waits for a controller"
+    assert ("fault", "exception", True) in link.said
+    assert link.reports
 
 
 def test_nobody_waits_for_ever(made: tuple[Session, ToyHost, ToyLink]) -> None:
