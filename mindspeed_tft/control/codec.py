@@ -84,13 +84,19 @@ def report_from_wire(m: wire.RankReport) -> t.RankReport:
 
 
 def hello(
-    session: str, info: t.RankInfo, epoch: int = 0, parked: bool = False, bare: bool = False, doubt: str = ""
+    session: str,
+    info: t.RankInfo,
+    epoch: int = 0,
+    parked: bool = False,
+    bare: bool = False,
+    doubt: str = "",
+    began: bool = False,
 ) -> wire.RankSays:
     """`epoch`: of the last stop that this process heard, and `doubt` what stops told it of the numbers of all ranks;
     `parked`: it knows that another one has its place; `bare`: it was started in the place of another one, and has none
-    of its state yet."""
+    of its state yet; `began`: it has begun a step."""
     told = wire.Hello(protocol=PROTOCOL, session=session, info=info_to_wire(info), epoch=epoch)
-    told.parked, told.bare, told.doubt = parked, bare, doubt
+    told.parked, told.bare, told.doubt, told.began = parked, bare, doubt, began
     return wire.RankSays(hello=told)
 
 
@@ -123,7 +129,7 @@ def event_from_wire(m: wire.RankSays, at: float) -> t.Event:
     if kind == "hello":
         if m.hello.protocol != PROTOCOL:
             raise WireError(f"protocol {m.hello.protocol}, this side speaks {PROTOCOL}")
-        return t.Registered(at, info_from_wire(m.hello.info), m.hello.epoch, m.hello.bare, m.hello.doubt)
+        return t.Registered(at, info_from_wire(m.hello.info), m.hello.epoch, m.hello.bare, m.hello.doubt, m.hello.began)
     if kind == "heartbeat":
         beat = m.heartbeat
         return t.Heartbeat(at, beat.rank, beat.step, beat.phase, beat.waiting, beat.pulse)

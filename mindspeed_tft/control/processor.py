@@ -313,7 +313,8 @@ class Processor:
 
     def _hello(self) -> wire.RankSays:
         assert self._info is not None
-        return codec.hello(self._session, self._info, self._stop_epoch, bool(self._parked), self._bare, self._doubt)
+        parked, began = bool(self._parked), self.step > 0
+        return codec.hello(self._session, self._info, self._stop_epoch, parked, self._bare, self._doubt, began)
 
     def _serve(self) -> None:
         """Reads, writes and beats until the connection or the processor ends."""

@@ -294,6 +294,7 @@ class Relay:
         if codec.speaker(codec.event_from_wire(says, 0.0)) != link.rank:
             raise codec.WireError(f"rank {link.rank} spoke for another rank")
         if kind == "heartbeat":
+            link.hello.hello.began = link.hello.hello.began or says.heartbeat.step > 0
             link.beat = says
             return
         if kind == "goodbye":
@@ -445,6 +446,7 @@ class Relay:
                 if rank in self._ranks:
                     hello = self._ranks[rank].hello.hello  # said again to the next controller
                     hello.epoch = max(hello.epoch, message.stop.epoch)
+                    hello.doubt = message.stop.doubt or hello.doubt
                     self._send(self._ranks[rank], message)
         elif kind == "order":
             if message.order.rank in self._ranks:

@@ -48,7 +48,7 @@ class RankReport(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., commit: _Optional[str] = ..., update: _Optional[str] = ..., fault: _Optional[str] = ..., trusted: _Optional[bool] = ..., rng_start: _Optional[str] = ..., rng_end: _Optional[str] = ..., epoch: _Optional[int] = ..., checkpoints: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "session", "info", "epoch", "parked", "bare", "doubt")
+    __slots__ = ("protocol", "session", "info", "epoch", "parked", "bare", "doubt", "began")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
@@ -56,6 +56,7 @@ class Hello(_message.Message):
     PARKED_FIELD_NUMBER: _ClassVar[int]
     BARE_FIELD_NUMBER: _ClassVar[int]
     DOUBT_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     session: str
     info: RankInfo
@@ -63,7 +64,8 @@ class Hello(_message.Message):
     parked: bool
     bare: bool
     doubt: str
-    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[str] = ..., info: _Optional[_Union[RankInfo, _Mapping]] = ..., epoch: _Optional[int] = ..., parked: _Optional[bool] = ..., bare: _Optional[bool] = ..., doubt: _Optional[str] = ...) -> None: ...
+    began: bool
+    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[str] = ..., info: _Optional[_Union[RankInfo, _Mapping]] = ..., epoch: _Optional[int] = ..., parked: _Optional[bool] = ..., bare: _Optional[bool] = ..., doubt: _Optional[str] = ..., began: _Optional[bool] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
     __slots__ = ("rank", "step", "phase", "waiting", "pulse")

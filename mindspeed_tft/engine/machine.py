@@ -92,6 +92,7 @@ _OF_REPAIR = {
     RepairStage.RESUME: State.RESUMING,
     RepairStage.DONE: State.TRAINING,
 }
+_OF_TRAINING = (FaultSeen, RankLost, RankFinished, Reported)
 _STATE_BEARING = ("step", "commit", "update")  # what a rank may not say differently a second time
 
 
@@ -130,6 +131,8 @@ class Engine:
         self._reason = ""  # of the stop
         self._exits: dict[int, Order] = {}  # rank -> its order to leave
         self._bare: dict[int, RankInfo] = {}  # STARTING: processes that were started in the place of others
+        self._began = False  # STARTING: the job trained when other engines led, of which none has left a word
+        self._later: list[Event] = []  # of such a job, until all ranks are known
         online = bool({"retry", "recover"} & strategies)
         self._repairs = Repairs(self._desk, self._roster, deadlines) if online else None
         self._reboots: Reboots | None = None
@@ -164,7 +167,10 @@ class Engine:
     def handle(self, event: Event) -> list[Action]:
         """What has to be done because of this event."""
         self._desk.now = max(self._desk.now, event.at)
-        self._handlers[type(event)](event)
+        if self._began and self._state is State.STARTING and isinstance(event, _OF_TRAINING):
+            self._later.append(event)
+        else:
+            self._handlers[type(event)](event)
         if self._repair is not None and self._repair.failure:
             self._stop_again(self._repair.failure)
         elif self._repair is not None and self._repair.stage is RepairStage.DONE:
@@ -265,6 +271,7 @@ class Engine:
         self._roster.enter(info, arrival, self._desk.now)
         if event.bare and arrival is Arrival.FIRST:
             self._bare[rank] = info
+        self._began = self._began or event.began
         self._catch_up(rank, event.epoch)
         if event.doubt and not self._desk.doubt:
             self._take_doubt(event.doubt)
@@ -319,6 +326,9 @@ class Engine:
             self._desk.enter("train")
             self._watch.begin()
             self._seat_newcomers()
+            later, self._later = self._later, []
+            for event in later:
+                self._handlers[type(event)](event)
 
     def _seat_newcomers(self) -> None:
         """Processes that came for lost ranks when another engine was here. Of those before them only the place is
@@ -560,16 +570,25 @@ class Engine:
     def _replaced(self) -> list[Replaced]:
         return [one for _, one in sorted(self._reboots.replaced.items())] if self._reboots is not None else []
 
-    def _abandon_start(self, reason: str) -> None:
-        """A fault before every rank had registered: there is no step to save, and nobody may wait for the others."""
+    def _abandon_start(
+        self, reason: str, why: str = "the job had not started training, there is no step to save"
+    ) -> None:
+        """A fault before every rank had registered: nothing can be saved, and nobody may wait for the others."""
         self._desk.epoch += 1
         self._reason = reason
         self._desk.enter("stop")
         self._desk.note(f"the job did not start: {reason}")
         self._desk.stop(self._roster.told, reason)
-        self._leave(Ending("failed", -1, EXIT_UNSAVED, "the job had not started training, there is no step to save"))
+        self._leave(Ending("failed", -1, EXIT_UNSAVED, why))
 
     # ------------------------------------------------------------------------------------------------ hangs
+
+    def _tick_starting(self) -> None:
+        """Of a job that trained before: who does not come to this controller is not known, nor what it holds."""
+        if self._later and self._desk.now - self._later[0].at >= self._deadlines.stop:
+            missing = ranks(self._roster.missing())
+            why = "no controller is left that knew who holds what"
+            self._abandon_start(f"{missing} did not come to this controller, which knows nothing of them", why)
 
     def _tick_training(self) -> None:
         found = self._watch.look()
@@ -746,6 +765,8 @@ class Engine:
             self._tick_stopping()
         elif self._state is State.TRAINING:
             self._tick_training()
+        elif self._state is State.STARTING:
+            self._tick_starting()
         elif self._state is State.EXITING and self._desk.now >= self._deadline:
             self._desk.note(f"{self._absent()} did not leave within {self._deadlines.exit:g} s", warn=True)
             self._close()

@@ -72,6 +72,7 @@ class Registered(Event):
     epoch: int = 0  # of the last stop that this process heard, perhaps from an engine before this one
     bare: bool = False  # it was started in the place of another process, and has none of its state yet
     doubt: str = ""  # why the numbers of all ranks may be wrong, as a `Stop` told this process
+    began: bool = False  # it has begun a step: if this engine knows nothing of that, another one did
 
 
 @dataclass(frozen=True)

@@ -999,3 +999,30 @@ def test_any_events_in_any_order_end_within_the_deadlines(
     issued = [order.id for order in orders(job.actions)]
     assert set(issued) == set(range(1, len(set(issued)) + 1))
     json.dumps(job.engine.incident())
+
+
+# ------------------------------------------------------------------------------------------------ after all controllers
+
+
+def test_a_controller_that_knows_nothing_waits_until_all_who_trained_are_known() -> None:
+    """All controllers died together with a rank. Its relay tells of it, and so does another process in its place."""
+    job = Job(register=False)
+    job.feed(Registered(0, job.info(0), began=True), FaultSeen(0, 0, "peer", "closed", own=False))
+    job.feed(Registered(0, job.info(3), began=True), RankLost(0, 3, "killed by signal 9"))
+    assert job.engine.state is State.STARTING and not stops(job.actions)
+    job.report(0, epoch=3)
+    found = job.feed(*(Registered(0, job.info(rank), epoch=3, began=True) for rank in (1, 2)))
+    assert stops(found)[0].epoch == 4
+    job.report(1, 2, epoch=4)
+    assert {order.kind for order in orders(job.report(0, epoch=4))} == {STAGE}
+
+
+def test_a_controller_that_knows_nothing_of_a_rank_saves_nothing() -> None:
+    job = Job(register=False)
+    job.feed(*(Registered(0, job.info(rank), began=True) for rank in (0, 1, 2)))
+    job.feed(FaultSeen(0, 0, "peer", "closed", own=False))
+    job.wait(DEADLINES.stop - 0.5)
+    assert job.engine.state is State.STARTING
+    job.wait(1)
+    assert job.engine.state is State.EXITING
+    assert "rank 3 did not come to this controller" in notes(job.actions)
