@@ -271,7 +271,7 @@ class Engine:
         self._roster.enter(info, arrival, self._desk.now)
         if event.bare and arrival is Arrival.FIRST:
             self._bare[rank] = info
-        self._began = self._began or event.began
+        self._began = self._began or event.began or event.bare
         self._catch_up(rank, event.epoch)
         if event.doubt and not self._desk.doubt:
             self._take_doubt(event.doubt)

@@ -138,6 +138,7 @@ class SimRank:
         self.small = True  # its random states and counters go with its step
         self.newcomer, self.starting = newcomer, newcomer
         self.bare = newcomer  # has not trained yet
+        self.began = False  # a step, in this process
         self.doubt = ""  # why numbers may be wrong, as it was told
         self._said_before = 0  # its running order began
         self.known_at = float("inf")  # when the engine heard of it
@@ -169,6 +170,7 @@ class SimRank:
 
     def begin_step(self) -> None:
         self.step += 1
+        self.began = True
         self.resting = False
         self.commit, self.update = Commit.NONE, Update.UNTOUCHED
         self._reach("compute")

@@ -132,16 +132,17 @@ class Simulation:
         self._feed(Tick(0.0))
         self.after(TICK, self._tick)
 
-    def _lose_leader(self) -> None:
-        """The leading controller dies, in the middle of whatever it did. Another one leads after a while."""
+    def _lose_leader(self, all_of_them: bool) -> None:
+        """The leading controller dies, in the middle of whatever it did. Another one leads after a while: one that
+        knows nothing, if they all died."""
         if self._leaderless or self.closed or self.engine.state in (State.STARTING, State.EXITING, State.CLOSED):
             return
         self._leaderless = True
         self.takeovers += 1
-        self.after(0.2 + self.jitter(2.0), self._take_over)
+        self.after(0.2 + self.jitter(2.0), lambda: self._take_over(not all_of_them))
 
-    def _take_over(self) -> None:
-        """The next leader knows who takes part. All else it is told again."""
+    def _take_over(self, informed: bool) -> None:
+        """The next leader knows at most who takes part. All else it is told again."""
         self._leaderless = False
         if self.incidents and len(self.incidents[-1]) == 1:
             self.incidents.pop()
@@ -159,7 +160,8 @@ class Simulation:
         if self.scenario.weather.loss:
             self._told.clear()
         for rank in self._seats.values():
-            self._feed(Registered(0.0, rank.info, bare=rank.bare))
+            if informed or rank in self._ends:  # of the others, their relays tell
+                self._feed(replace(self._hello(rank), epoch=0))
         for rank in self._seats.values():
             if rank in self._ends:
                 self._hear(rank, self._ends[rank])
@@ -176,7 +178,7 @@ class Simulation:
             self.say(rank, event)
 
     def _hello(self, rank: SimRank) -> Registered:
-        return Registered(0.0, rank.info, rank.stop_epoch, rank.bare, rank.doubt)
+        return Registered(0.0, rank.info, rank.stop_epoch, rank.bare, rank.doubt, began=rank.began)
 
     def _feed(self, event: Event) -> None:
         if self._leaderless:
@@ -372,8 +374,8 @@ class Simulation:
                     self._strike(rank, fault)
 
     def _strike(self, rank: SimRank, fault: Fault) -> None:
-        if fault.what == "takeover":
-            self._lose_leader()
+        if fault.what in ("takeover", "amnesia"):
+            self._lose_leader(fault.what == "amnesia")
             return
         if not rank.alive or (fault.what == "flap" and rank.inside is None):
             return

@@ -26,8 +26,15 @@ def with_takeovers(seed: int, kind: str, weather: Weather = CALM) -> Scenario:
     scenario = DRAWS[kind](seed, weather)
     rng = random.Random(seed * 86_028_121 + 13)
     world = scenario.layout.world_size
+    # What one rank says keeps its order: a controller that knows nothing relies on that.
+    kinds = ("takeover",) if weather.reorder else ("takeover", "takeover", "amnesia")
     lost = tuple(
-        Fault("takeover", rng.choice(POINTS), rng.randint(1, world), rng.choice((0.0, rng.random())))
+        Fault(
+            rng.choice(kinds),
+            rng.choice(POINTS),
+            rng.randint(1, world),
+            rng.choice((0.0, rng.random())),
+        )
         for _ in range(rng.choice((1, 1, 2)))
     )
     return replace(scenario, faults=(*scenario.faults, *lost))
@@ -57,6 +64,16 @@ def test_a_reboot_survives_the_controller(point: str) -> None:
         assert outcome(simulation) == "finished", f"{simulation.scenario}: {simulation.closed}"
         took += simulation.takeovers
     assert took or point.endswith("finish_update")
+
+
+@pytest.mark.parametrize(
+    "point", ["stopping", "reported", "order:regroup", "order:repair", "done:rollback", "reduce@2"]
+)
+def test_a_reboot_survives_all_controllers(point: str) -> None:
+    for count in (1, 2, 5):
+        faults = (Fault("kill", "update@2", 3), Fault("amnesia", point, count))
+        simulation = play(Scenario(count, SMALL, faults, last_step=5, agent=Agent()))
+        assert outcome(simulation) == "finished", f"{simulation.scenario}: {simulation.closed}"
 
 
 def test_a_fault_after_a_takeover_is_repaired_as_ever() -> None:
