@@ -7,7 +7,9 @@ that launchers with and without these patches understand each other.
 
 from __future__ import annotations
 
+import contextlib
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
@@ -21,6 +23,7 @@ from mindspeed_tft.patches.torch_elastic_names import DYNAMIC, ELASTIC, Args, Ca
 from mindspeed_tft.registry import REGISTRY
 
 TRIES = 5  # to write the state of the rendezvous against other launchers that do the same
+LOOK = 0.1  # seconds between two looks at it
 
 
 @dataclass
@@ -29,18 +32,34 @@ class Seat:
 
     round: int
     rank: int
-    nodes: int
-    first: frozenset[Any]  # descriptions of those who were in it then
+    members: set[Any]  # descriptions of all that have been seen in it
     told: set[Any] = field(default_factory=set)  # who waits to join, and was named
+
+    def of(self, state: Any) -> bool:
+        """Whether this is the round of the seat, and not one that has its number only."""
+        return bool(state.complete and state.round == self.round and self.members & set(state.participants))
+
+
+@dataclass
+class Join:
+    """A launcher that joins a round now, in the main thread."""
+
+    handler: Any
+    spare: int | None = None  # the round that has begun to train without it
+    until: float | None = None  # monotonic seconds: how long it waits, in a store that knows nothing, for others
+
+
+class _JoinAnew(Exception):
+    """The job for which a spare has waited will not come back."""
 
 
 _deadlines: Deadlines | None = None  # of the job whose launcher runs in this process; None: torch as it is
-_joining: Any = None  # the handler that joins a round now, in the main thread
+_joining: Join | None = None
 _seats: dict[Any, Seat] = {}  # by description of the node
 
 
 def enable(deadlines: Deadlines | None) -> None:
-    """From now on nodes join a job that trains without a new round; None: as under plain torch again."""
+    """From now on nodes join a job that trains without a new round; None: as under plain torch."""
     global _deadlines
     _deadlines = deadlines
     _seats.clear()
@@ -48,6 +67,11 @@ def enable(deadlines: Deadlines | None) -> None:
 
 def seat_of(handler: Any) -> Seat | None:
     return _seats.get(getattr(handler, "_this_node", None))
+
+
+def leave_seat(handler: Any) -> None:
+    """Join the next time as one who has not been there."""
+    _seats.pop(getattr(handler, "_this_node", None), None)
 
 
 # ----------------------------------------------------------------------------------------------------- joining
@@ -61,45 +85,68 @@ def next_rendezvous(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) ->
     if _deadlines is None or store is None:
         return wrapped(*args, **kwargs)
     torch_store.limit_silence(sockets.tcp_sockets(), store.port, _deadlines.heartbeat_lost)
-    _joining = instance
+    if hasattr(instance, "_bootstrap_store_info"):
+        # torch remembers who served the round before, and then does not tell: who joins this round later asks for it.
+        instance._bootstrap_store_info = None
+    _joining = Join(instance)
     try:
-        info = _join(wrapped, instance, args, kwargs)
+        info = _join(_joining, lambda: wrapped(*args, **kwargs))
     finally:
         _joining = None
     state = instance._state_holder.state
     rank = state.participants[instance._this_node]
-    _seats[instance._this_node] = Seat(state.round, rank, info.world_size, frozenset(state.participants))
+    _seats[instance._this_node] = Seat(state.round, rank, set(state.participants))
     return info
 
 
-def _join(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
-    from torch.distributed.elastic.rendezvous.api import RendezvousConnectionError
+def _join(join: Join, attempt: Callable[[], Any]) -> Any:
+    from torch.distributed.elastic.rendezvous import api
 
+    lost = False
     while True:
         try:
-            return wrapped(*args, **kwargs)
-        except RendezvousConnectionError:
-            if instance._this_node not in instance._state_holder.state.redundancy_list:
+            if lost:
+                _reach_again(join)
+                lost = False
+            return attempt()
+        except _JoinAnew:
+            say("nobody of the job that this launcher waited for has come back: it joins as in a first start")
+            join.spare = join.until = None
+        except api.RendezvousClosedError as exc:
+            if join.spare is None:
                 raise
-            _reach_again(instance)
+            raise api.RendezvousGracefulExitError("the job is over") from exc
+        except api.RendezvousConnectionError as exc:
+            if join.spare is None:
+                raise
+            if join.handler._state_holder.state.closed:
+                raise api.RendezvousGracefulExitError("the job is over") from exc
+            lost = True
 
 
-def _reach_again(handler: Any) -> None:
+def _reach_again(join: Join) -> None:
     """A spare has lost the rendezvous: it is needed all the more if its host is to be replaced."""
     from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
 
     assert _deadlines is not None
+    handler = join.handler
     old = torch_store.root(handler._store)
     assert old is not None
-    seconds = _deadlines.reboot + _deadlines.heartbeat_lost
+    seconds = _patience()
     say(f"the rendezvous at {old.host}:{old.port} is gone: this spare launcher looks for it for {seconds:g} s")
     try:
         store = torch_store.connect(old.host, old.port, seconds, patience=_deadlines.heartbeat_lost)
     except torch_store.StoreUnreachable as exc:
         raise RendezvousGracefulExitError(f"the job is over: {exc}") from exc
     backend = handler._state_holder._backend
-    store.compare_set(backend._key, "", backend._NULL_SENTINEL)
     use(handler, store)
+    backend._call_store("compare_set", backend._key, "", backend._NULL_SENTINEL)
+
+
+def _patience() -> float:
+    """Seconds that a spare waits for a rendezvous that is gone, or for those who trained to come back to it."""
+    assert _deadlines is not None
+    return _deadlines.reboot + _deadlines.heartbeat_lost
 
 
 def use(handler: Any, store: Any) -> None:
@@ -110,21 +157,54 @@ def use(handler: Any, store: Any) -> None:
 @REGISTRY.wrap(f"{DYNAMIC}:_RendezvousJoinOp.__call__", group=ELASTIC)
 def join_op(wrapped: Call, _instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """The next move of a node that wants to join."""
-    action = _take_a_place(args[0])
+    action = None if _joining is None else _move(_joining, args[0])
     return wrapped(*args, **kwargs) if action is None else action
 
 
-def _take_a_place(context: Any) -> Any:
+def _move(join: Join, context: Any) -> Any:
     """The move of a node that comes while the job trains; None: it does not, or the node is in it."""
     import torch.distributed.elastic.rendezvous.dynamic_rendezvous as dynamic
 
     state, node = context.state, context.node
-    if _joining is None or state.closed or not state.complete or node in state.participants:
+    if state.closed:
+        # The host of the store waits for this before it leaves: who does not know that it is over looks for it.
+        return dynamic._Action.REMOVE_FROM_REDUNDANCY_LIST if node in state.redundancy_list else None
+    if node in state.participants:
         return None
+    if join.spare is not None and _forgotten(join.spare, state):
+        return _wait_for_survivors(join)
+    join.until = None
+    return _take_a_place(join, context) if state.complete else None
+
+
+def _forgotten(spare: int, state: Any) -> bool:
+    """Whether nobody who has trained in round `spare` has written this state.
+
+    A spare opens no round: it can find an empty store before those who train do, or all of them were silent for long.
+    """
+    if state.complete:
+        return bool(state.round < spare)
+    return state.round <= spare or not state.participants
+
+
+def _wait_for_survivors(join: Join) -> Any:
+    import torch.distributed.elastic.rendezvous.dynamic_rendezvous as dynamic
+
+    if join.until is None:
+        join.until = time.monotonic() + _patience()
+    if time.monotonic() > join.until:
+        raise _JoinAnew
+    return dynamic._Action.SYNC
+
+
+def _take_a_place(join: Join, context: Any) -> Any:
+    import torch.distributed.elastic.rendezvous.dynamic_rendezvous as dynamic
+
+    state, node = context.state, context.node
     seat = _seats.get(node)
     if seat is not None and seat.round == state.round:
         return None  # all its workers have to start anew, and so have those of the others
-    nodes = training_nodes(_joining, state.round)
+    nodes = training_nodes(join.handler, state.round)
     if nodes is None:
         return None
     place = places.vacant(list(state.participants.values()), nodes)
@@ -134,8 +214,11 @@ def _take_a_place(context: Any) -> Any:
         state.participants[node] = place
         return dynamic._Action.KEEP_ALIVE
     if node not in state.redundancy_list:
-        say(f"training has begun, and all {nodes} nodes are there: this launcher waits for the place of one")
+        if join.spare != state.round:
+            say(f"training has begun, and all {nodes} nodes are there: this launcher waits for the place of one")
+        join.spare = state.round
         return dynamic._Action.ADD_TO_REDUNDANCY_LIST
+    join.spare = state.round
     return dynamic._Action.KEEP_ALIVE if dynamic._should_keep_alive(context) else dynamic._Action.SYNC
 
 
@@ -159,6 +242,26 @@ def get_world(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
     return rank, training_nodes(instance, instance._state_holder.state.round) or size
 
 
+@REGISTRY.wrap(f"{DYNAMIC}:DynamicRendezvousHandler.shutdown", group=ELASTIC)
+def shutdown(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """The job is over. Spare launchers have to see it, and the store may end with this process."""
+    done = wrapped(*args, **kwargs)
+    if done and _deadlines is not None and torch_store.root(instance._store) is not None:
+        _see_spares_off(instance, _deadlines.heartbeat_lost)
+    return done
+
+
+def _see_spares_off(handler: Any, seconds: float) -> None:
+    from torch.distributed.elastic.rendezvous.api import RendezvousError
+
+    holder, end = handler._state_holder, time.monotonic() + seconds
+    with contextlib.suppress(RendezvousError):  # the store has ended with another launcher, which has seen them off
+        while holder.state.redundancy_list and time.monotonic() < end:
+            time.sleep(LOOK)
+            holder._last_sync_time = -1  # not what is remembered, but what is there
+            holder.sync()
+
+
 # --------------------------------------------------------------------------------------------- while it trains
 
 
@@ -170,14 +273,16 @@ def waiting(handler: Any) -> int:
     seat, state = seat_of(handler), handler._state_holder.state
     if seat is None:
         return 0
+    if seat.of(state):
+        seat.members.update(state.participants)
     if state.participants and seat.rank == min(state.participants.values()):
-        for node in sorted((state.wait_list | state.redundancy_list) - seat.first - seat.told):
+        for node in sorted((state.wait_list | state.redundancy_list) - seat.members - seat.told):
             seat.told.add(node)
             say(
                 f"{node.addr} (launcher {node.pid}) waits to join: training goes on without it, until it can take the"
                 " place of a node that is lost"
             )
-    return len(state.wait_list & seat.first)
+    return len(state.wait_list & seat.members)
 
 
 @REGISTRY.wrap(f"{DYNAMIC}:_RendezvousKeepAliveOp.__call__", group=ELASTIC)
@@ -203,10 +308,10 @@ def _take_back(state: Any, node: Any, seat: Seat) -> bool:
     return True
 
 
-def refill(handler: Any, seconds: float) -> None:
-    """Write what we know of the round into a store that does not know it. `seconds`: for the other threads of torch.
+def refill(handler: Any, store: Any, seconds: float) -> None:
+    """Use a store that knows nothing, and write what we know of the round. `seconds`: for torch's other threads.
 
-    A node that serves the new store has begun a round of its own meanwhile: it is told that it is outside of ours.
+    Launchers that were started meanwhile may have begun a round of their own there: they learn that it is not ours.
     Nobody had a chance to show that he lives, so all count as alive now; the dead will not show it.
 
     Raises:
@@ -214,36 +319,38 @@ def refill(handler: Any, seconds: float) -> None:
     """
     from torch.distributed.elastic.rendezvous.api import RendezvousError
 
+    if not handler._heartbeat_lock.acquire(timeout=seconds):
+        raise torch_store.StoreUnreachable(f"torch's own keep-alive holds the rendezvous for {seconds:g} s")
     try:
-        _refill(handler, seconds)
+        # Not before nobody else reads: what we know is still that of the old store.
+        use(handler, store)
+        _refill(handler)
     except RendezvousError as exc:
         raise torch_store.StoreUnreachable(f"the rendezvous is gone: {exc}") from exc
+    finally:
+        handler._heartbeat_lock.release()
 
 
-def _refill(handler: Any, seconds: float) -> None:
+def _refill(handler: Any) -> None:
     seat, holder, node = seat_of(handler), handler._state_holder, handler._this_node
     assert seat is not None
-    backend = holder._backend
+    backend, ours = holder._backend, holder.state
     backend._call_store("compare_set", backend._key, "", backend._NULL_SENTINEL)
-    locked = handler._heartbeat_lock.acquire(timeout=seconds)
-    try:
-        ours = holder.state
-        for _ in range(TRIES):
-            holder._last_sync_time = -1  # not what is remembered, but what is there
-            holder.sync()
-            if holder.state.complete and holder.state.round == seat.round:
-                return
-            now = datetime.now(timezone.utc)
-            ours.complete, ours.round, ours.closed, ours.deadline = True, seat.round, False, None
+    for _ in range(TRIES):
+        holder._last_sync_time = -1  # not what is remembered, but what is there
+        holder.sync()
+        if seat.of(holder.state):
+            return
+        now = datetime.now(timezone.utc)
+        ours.complete, ours.round, ours.closed, ours.deadline = True, seat.round, False, None
+        if seat.rank not in ours.participants.values():
             ours.participants[node] = seat.rank
-            ours.wait_list.clear()
-            ours.last_heartbeats.update(dict.fromkeys((*ours.participants, *ours.redundancy_list), now))
-            holder._state = ours
-            holder.mark_dirty()
-            if holder.sync():
-                return
-            time.sleep(0.1)
-        raise torch_store.StoreUnreachable("the state of the rendezvous is changed by others all the time")
-    finally:
-        if locked:
-            handler._heartbeat_lock.release()
+        ours.wait_list.clear()
+        ours.last_heartbeats.update(dict.fromkeys((*ours.participants, *ours.redundancy_list), now))
+        holder._state = ours
+        holder.mark_dirty()
+        if holder.sync():
+            return
+        time.sleep(LOOK)
+    holder._state = ours  # for the next time
+    raise torch_store.StoreUnreachable("the state of the rendezvous is changed by others all the time")

@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from mindspeed_tft.agent.supervisor import Process, Supervisor, Watched, say
 from mindspeed_tft.agent.tftrun import settings_of
 from mindspeed_tft.engine.types import Deadlines
 from mindspeed_tft.patches import torch_dynamic_rendezvous, torch_rendezvous
-from mindspeed_tft.patches.torch_elastic_names import AGENT, API, DYNAMIC, ELASTIC, LOCAL, Args, Call, Kwargs
+from mindspeed_tft.patches.torch_elastic_names import AGENT, API, DYNAMIC, ELASTIC, LOCAL, STATIC, Args, Call, Kwargs
 from mindspeed_tft.registry import REGISTRY, PatchError
 
 _PER_RANK = ("RANK", "LOCAL_RANK", "ROLE_RANK", reboot.ENV_LOCAL_RANK)
@@ -43,7 +43,8 @@ def install() -> None:
     policy.limits(os.environ)
     spare.wanted(os.environ)
     import torch.distributed.elastic.agent.server.local_elastic_agent  # patches land on what is imported
-    import torch.distributed.elastic.rendezvous.dynamic_rendezvous  # noqa: F401
+    import torch.distributed.elastic.rendezvous.dynamic_rendezvous
+    import torch.distributed.elastic.rendezvous.static_tcp_rendezvous  # noqa: F401
 
     try:
         REGISTRY.activate(ELASTIC)
@@ -121,6 +122,7 @@ class _Run:
         self.supervisor: Supervisor | None = None
         self.node: torch_rendezvous.Node | None = None  # of a job with several
         self._warned = False
+        self._over_since: float | None = None  # monotonic seconds
 
     def join(self, agent: Any) -> None:
         """After a rendezvous, before workers are started: which place has this node in its job."""
@@ -141,10 +143,34 @@ class _Run:
             self.node.keeper.close()
         self.node = None
 
+    def farewell(self) -> None:
+        """All workers of the job have finished."""
+        if self.node is not None:
+            self.node.keeper.farewell()
+
+    def end_with_the_job(self) -> None:
+        """A launcher that holds no place ends when the job does; its workers may do so by themselves before.
+
+        Raises:
+            RendezvousGracefulExitError: torch ends them.
+        """
+        from torch.distributed.elastic.rendezvous.api import RendezvousGracefulExitError
+
+        if self.node is None or self.deadlines is None or not self.node.keeper.over:
+            return
+        if self._over_since is None:
+            self._over_since = time.monotonic()
+        if time.monotonic() > self._over_since + self.deadlines.exit:
+            raise RendezvousGracefulExitError("the job is over")
+
     def stop_keeping(self) -> None:
         """The workers of this node end, or have ended: nobody is to join them."""
         if self.node is not None:
             self.node.keeper.stop()
+
+    def gone_at_the_end(self, limit: float) -> list[int]:
+        """Nodes whose launchers are gone when all workers of this one have finished."""
+        return self.node.keeper.gone_at_the_end(limit) if self.node is not None else []
 
     def look(self, supervisor: Supervisor) -> None:
         """Look at the workers, and let other nodes know how far they are."""
@@ -217,6 +243,8 @@ def run(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
             torch_dynamic_rendezvous.enable(deadlines)
             _run = _Run(Path(directory.name), float(getattr(instance, "_shutdown_timeout", 0)), deadlines)
         result = wrapped(*args, **kwargs)
+        if result is not None and not result.is_failed():
+            _run.farewell()
     return _not_needed() if result is None else result
 
 
@@ -239,7 +267,6 @@ def _leave(directory: tempfile.TemporaryDirectory[str]) -> None:
     with _shield.up():
         if _run is not None:
             _run.leave_node()
-        torch_dynamic_rendezvous.enable(None)
         _run = None
         directory.cleanup()
 
@@ -247,27 +274,52 @@ def _leave(directory: tempfile.TemporaryDirectory[str]) -> None:
 @REGISTRY.wrap(f"{AGENT}:SimpleElasticAgent._rendezvous", group=ELASTIC)
 def rendezvous(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """A node may find that the job trains already."""
+    if _run is not None and _run.node is not None and _overtaken():
+        _run.node.start_anew()
     result = wrapped(*args, **kwargs)
     if _run is not None:
         _run.join(instance)
     return result
 
 
+@REGISTRY.wrap(f"{STATIC}:StaticTCPRendezvous.num_nodes_waiting", group=ELASTIC)
+def static_nodes_waiting(wrapped: Call, _instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """torch restarts all workers of this node when it is not 0."""
+    return 1 if _overtaken() else wrapped(*args, **kwargs)
+
+
 @REGISTRY.wrap(f"{DYNAMIC}:DynamicRendezvousHandler.num_nodes_waiting", group=ELASTIC)
 def num_nodes_waiting(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """torch restarts all workers when a node wants to join, and ends them when the store does not answer."""
+    if _overtaken():
+        return 1
     if _run is not None and _run.node is not None and _run.node.keeper.training:
         return torch_dynamic_rendezvous.waiting(instance)
     return wrapped(*args, **kwargs)
 
 
+def nodes(numbers: Sequence[int]) -> str:
+    """ "node 1" or "nodes 1, 2" """
+    return f"node{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+
+
+def _overtaken() -> bool:
+    """Whether all workers of this node have to start anew, because it has begun without those who train."""
+    return _run is not None and _run.node is not None and _run.node.keeper.overtaken
+
+
 @REGISTRY.wrap(f"{AGENT}:SimpleElasticAgent._exit_barrier", group=ELASTIC)
-def exit_barrier(wrapped: Call, _instance: Any, args: Args, kwargs: Kwargs) -> Any:
-    """All workers of this node have finished. A launcher that has only waited for a place is not counted."""
+def exit_barrier(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
+    """All workers of this node have finished. A launcher that has only waited for a place is not counted, and one that
+    was killed is not waited for, which torch does for minutes."""
     if _run is not None:
         _run.stop_keeping()
         if _run.node is not None and _run.node.keeper.spare:
             say(f"the job is over, and the place of node {_run.node.place.node} was not needed")
+            return None
+        gone = _run.gone_at_the_end(float(getattr(instance, "_exit_barrier_timeout", 300)))
+        if gone:
+            say(f"the launcher of {nodes(gone)} is gone: it is not waited for")
             return None
     return wrapped(*args, **kwargs)
 
@@ -318,6 +370,8 @@ def _of_close(death_sig: Any, timeout: float = 30) -> tuple[Any, float]:
 @REGISTRY.wrap(f"{LOCAL}:LocalElasticAgent._monitor_workers", group=ELASTIC)
 def monitor_workers(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
     """The agent compares the pids it remembers with those of the context."""
+    if _run is not None:
+        _run.end_with_the_job()
     context = instance._pcontext
     if context is not None and _supervisor_of(context) is not None:
         pids = context.pids()

@@ -11,6 +11,7 @@ API = "torch.distributed.elastic.multiprocessing.api"
 AGENT = "torch.distributed.elastic.agent.server.api"
 LOCAL = "torch.distributed.elastic.agent.server.local_elastic_agent"
 DYNAMIC = "torch.distributed.elastic.rendezvous.dynamic_rendezvous"
+STATIC = "torch.distributed.elastic.rendezvous.static_tcp_rendezvous"
 
 Call = Callable[..., Any]
 Args = tuple[Any, ...]

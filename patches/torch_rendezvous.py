@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import socket
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Protocol
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 from mindspeed_tft.agent.keeper import Keeper, Place
 from mindspeed_tft.agent.places import JobStore, Keys, Owner, journal, newest_generation, owner_of
 from mindspeed_tft.agent.reboot import write_whole
-from mindspeed_tft.agent.supervisor import try_to_write
+from mindspeed_tft.agent.supervisor import say, try_to_write
 from mindspeed_tft.engine.types import Deadlines
 from mindspeed_tft.groups import sockets
 from mindspeed_tft.patches import torch_dynamic_rendezvous, torch_store
@@ -44,8 +45,8 @@ class Kind(Protocol):
     def adopt(self, store: Any) -> None:
         """The rendezvous has lost its store: `store` is a connection to the one that is there."""
 
-    def refill(self, nodes: int) -> None:
-        """The one that is there is another one, and knows only what a `Keeper` has written."""
+    def refill(self, store: Any, nodes: int) -> None:
+        """The same, where the one that is there is another one, and knows only what a `Keeper` has written."""
 
 
 class Static:
@@ -70,7 +71,8 @@ class Static:
     def adopt(self, store: Any) -> None:
         self._agent._worker_group.spec.rdzv_handler._store = store
 
-    def refill(self, nodes: int) -> None:
+    def refill(self, store: Any, nodes: int) -> None:
+        self.adopt(store)
         torch_store.connect(*self._address, self._patience, patience=self._patience, nodes=nodes)
 
 
@@ -89,8 +91,8 @@ class Dynamic:
     def adopt(self, store: Any) -> None:
         torch_dynamic_rendezvous.use(self._handler, store)
 
-    def refill(self, nodes: int) -> None:
-        torch_dynamic_rendezvous.refill(self._handler, self._patience)
+    def refill(self, store: Any, nodes: int) -> None:
+        torch_dynamic_rendezvous.refill(self._handler, store, self._patience)
 
 
 class Node:
@@ -110,15 +112,18 @@ class Node:
         )
         connection = self.connect(self._patience)
         self.place = self._find_place(connection)
+        owner = Owner(socket.gethostname(), os.getpid(), self.place.life)
+        if not self.place.replaced:  # else the keeper sees first whether the last owner is silent
+            connection.set(self.place.keys.node(self.place.node), owner.to_json())
         self.keeper = Keeper(
             self.place,
-            Owner(socket.gethostname(), os.getpid(), self.place.life),
+            owner,
             self,
             period=deadlines.heartbeat,
             patience=self._patience,
+            forgotten=deadlines.reboot + self._patience,
             complete=self._tell,
         )
-        connection.set(self.place.keys.started(self.place.generation), "")
 
     @property
     def job_store(self) -> JobStore:
@@ -129,15 +134,21 @@ class Node:
     def connect(self, seconds: float) -> Any:
         return torch_store.connect(self.host, self.port, seconds, patience=self._patience)
 
+    def start_anew(self) -> None:
+        """The next rendezvous is one of a node that comes later."""
+        say("those who train have found the job's store again: the workers of this node start anew, beside them")
+        torch_dynamic_rendezvous.leave_seat(self._agent._worker_group.spec.rdzv_handler)
+
     def adopt(self, empty: bool) -> None:
         """torch's launcher gets a connection that lives, of its own: it may wait in a request for long."""
         from torch._C._distributed_c10d import PrefixStore
 
         store = self.connect(self._patience)
-        self._kind.adopt(store)
         self._agent._store = self._agent._worker_group.store = PrefixStore(self._kind.prefix, store)
         if empty:
-            self._kind.refill(self.place.nodes)
+            self._kind.refill(store, self.place.nodes)
+        else:
+            self._kind.adopt(store)
 
     def _tell(self, entries: int) -> None:
         facts = {"node": self.place.node, "nodes": self.place.nodes, "generation": self.place.generation}
@@ -148,13 +159,14 @@ class Node:
         group = self._agent._worker_group
         keys, node, nodes = Keys(group.spec.rdzv_handler.get_run_id()), group.group_rank, group.group_world_size
         generation = self._kind.generation(store, keys)
+        token = store.compare_set(keys.started(generation), "", uuid.uuid4().hex).decode()
         replaced = bool(store.check([keys.begun(generation)]))
         owner = owner_of(store, keys, node)
         life = (owner.life if owner is not None else 0) + 1 if replaced else 0
         ranks = [worker.global_rank for worker in group.workers]
         ranks += self._ranks_of(store, (node + 1) % nodes, len(ranks))
         journals = [f"{keys.workers(generation)}/{journal(rank)}" for rank in ranks]
-        return Place(keys, node, nodes, generation, replaced, life, self._copied(nodes), journals)
+        return Place(keys, node, nodes, generation, token, replaced, life, self._copied(nodes), journals)
 
     def _ranks_of(self, store: Any, node: int, equal: int) -> Sequence[int]:
         if os.environ.get(IDENTICAL, "0") == "1":

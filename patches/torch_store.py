@@ -33,7 +33,7 @@ def connect(host: str, port: int, seconds: float, *, patience: float, nodes: int
     """A new connection to the store at an address, whose name is resolved again.
 
     Args:
-        seconds: for all attempts to connect; operations that wait for a key are given the same time.
+        seconds: for all attempts to connect; operations that wait for a key are given the same time, or `patience`.
         patience: seconds after which an operation fails when the host does not answer any more.
         nodes: count as one of so many clients for which a static rendezvous waits.
 
@@ -51,7 +51,7 @@ def connect(host: str, port: int, seconds: float, *, patience: float, nodes: int
     except RuntimeError as exc:
         raise StoreUnreachable(f"the job's store at {host}:{port} does not answer: {exc}") from exc
     limit_silence(sockets.tcp_sockets() - before, port, patience)
-    store.set_timeout(timedelta(seconds=seconds))
+    store.set_timeout(timedelta(seconds=max(seconds, patience)))  # torch's `get` always waits: the host may be busy
     return store
 
 

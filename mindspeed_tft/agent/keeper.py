@@ -10,15 +10,18 @@ Imports no torch: connections are made by the caller.
 
 from __future__ import annotations
 
+import contextlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from mindspeed_tft.agent.places import Keys, Owner, Store, Watch, owner_of
+from mindspeed_tft.agent.places import Keys, Owner, Store, Watch, claim, owner_of
 from mindspeed_tft.agent.supervisor import say
 
 KEPT_BYTES = 8 << 20  # of one journal: 4 MiB of results as text
+LOOK = 0.1  # seconds between two looks at who is still there
 
 
 class Rendezvous(Protocol):
@@ -40,6 +43,7 @@ class Place:
     node: int
     nodes: int
     generation: int
+    token: str  # of the generation: one that began in an empty store, while we were away, has another one
     replaced: bool  # its workers take the places of others, in a job that trains
     life: int  # how often this place was taken before
     copied: Sequence[str]  # keys to keep, beside the journals
@@ -57,28 +61,52 @@ class Keeper:
         *,
         period: float,
         patience: float,
+        forgotten: float,
         complete: Callable[[int], None],
     ) -> None:
-        """`period`: seconds between two beats; `patience`: seconds without one after which a launcher counts as gone;
-        `complete(entries)` is called, in the keeper's thread, when everything that is to be kept has been read."""
+        """
+        Args:
+            period: seconds between two beats.
+            patience: seconds without one after which a launcher counts as gone.
+            forgotten: seconds without a store after which the job is over for a launcher that holds no place.
+            complete: called with the number of entries, in the keeper's thread, when everything that is to be kept
+                has been read.
+        """
         self._place, self._me, self._rendezvous = place, me, rendezvous
         self._complete = complete
-        self._period, self._patience = period, patience
+        self._period, self._patience, self._forgotten = period, patience, forgotten
         self._greeting = place.keys.greeting(place.node, f"{me.host}-{me.pid}-{place.generation}")
         self._kept: dict[str, str] = {}
         self._wanted = {place.keys.started(place.generation), place.keys.begun(place.generation), *place.copied}
         self._wanted.update(place.journals)
         self._store: Store | None = None
         self._met = self._lost = self._told = False
-        self._spare = False
+        self._holds = not place.replaced
+        self._spare = self._counted = self._overtaken = self._over = False
+        self._seen = time.monotonic()  # the store
         self._watch = Watch(patience)
         self._training, self._stop = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="tft-keeper", daemon=True)
 
     @property
+    def holds(self) -> bool:
+        """Whether the place of this node is ours: no other launcher has it, or had it until a moment ago."""
+        return self._holds
+
+    @property
     def spare(self) -> bool:
-        """Whether another launcher holds this node's place, and lives."""
+        """Whether another launcher holds this node's place, and has been seen to live."""
         return self._spare
+
+    @property
+    def over(self) -> bool:
+        """Whether the job has ended without a need for this launcher."""
+        return self._over
+
+    @property
+    def overtaken(self) -> bool:
+        """Whether those who train have come back to a store in which our generation began without them."""
+        return self._overtaken
 
     def start(self) -> None:
         self._thread.start()
@@ -96,6 +124,47 @@ class Keeper:
         """The workers end: an empty store is none of our business any more."""
         self._stop.set()
 
+    def farewell(self) -> None:
+        """The job has finished. Launchers that hold no place have to see it, and the store may end with this process.
+
+        Takes at most as long as a launcher may be silent, and a request.
+        """
+        self.close()
+        place, store, end = self._place, self._store, time.monotonic() + self._patience
+        if store is None or not self._holds:
+            return
+        try:
+            store.set(place.keys.over(place.generation), "")
+            while store.add(place.keys.guests(place.generation), 0) > 0 and time.monotonic() < end:
+                time.sleep(LOOK)
+        except (RuntimeError, OSError):  # another one served it, and has left
+            return
+
+    def gone_at_the_end(self, limit: float) -> list[int]:
+        """All workers of this node have finished: wait, at most `limit` seconds, until each other launcher has said so
+        of its own, too. Nodes whose launchers give no sign of life any more, for which nobody has to wait."""
+        self.close()
+        place, store, end = self._place, self._store, time.monotonic() + limit
+        if store is None or not self._holds or not self._training.is_set():
+            return []
+        watches = {node: Watch(self._patience) for node in range(place.nodes) if node != place.node}
+        gone = []
+        try:
+            store.set(place.keys.left(place.generation, place.node), "")
+            while watches and time.monotonic() < end:
+                for node, watch in list(watches.items()):
+                    owner = owner_of(store, place.keys, node)
+                    if store.check([place.keys.left(place.generation, node)]):
+                        del watches[node]
+                    elif owner is not None and watch.gone(owner):
+                        gone.append(node)
+                        del watches[node]
+                if watches:
+                    time.sleep(LOOK)
+        except (RuntimeError, OSError):  # whoever served it has left
+            return gone
+        return gone
+
     def close(self) -> None:
         """Wait for the thread, at most as long as one request may take."""
         self.stop()
@@ -105,24 +174,34 @@ class Keeper:
     # ------------------------------------------------------------------------------------------------ the thread
 
     def _run(self) -> None:
-        while not self._stop.wait(self._period):
+        while not self._stop.is_set():
             try:
                 if self._store is None:
                     self._store = self._reach()
                 self._beat(self._store)
                 self._copy(self._store)
+                self._seen = time.monotonic()
             except (RuntimeError, OSError) as exc:  # torch's own errors of a store are RuntimeErrors
                 self._store = None
                 if not self._stop.is_set() and self._training.is_set():
                     self._complain(exc)
+                if not self._holds and time.monotonic() > self._seen + self._forgotten:
+                    self._over = True
+            self._stop.wait(self._period)
+        if self._store is not None:
+            with contextlib.suppress(RuntimeError, OSError):  # who serves it does not wait for us
+                self._count(self._store, False)
 
     def _reach(self) -> Store:
         store = self._rendezvous.connect(self._period)
         empty = self._met and not store.check([self._greeting])
         if empty:
+            self._counted = False
             for key, value in self._kept.items():
                 store.compare_set(key, "", value)
         if self._lost:
+            if empty:
+                self._claim_all(store)
             self._rendezvous.adopt(empty)
         store.set(self._greeting, "")
         if self._lost:
@@ -130,6 +209,13 @@ class Keeper:
             say(f"the job's store is reached again: {filled}")
         self._met, self._lost = True, False
         return store
+
+    def _claim_all(self, store: Store) -> None:
+        """Others may have begun in the empty store without us: what they wrote does not count, because we train."""
+        place = self._place
+        store.set(place.keys.started(place.generation), place.token)
+        if self._holds:
+            store.set(place.keys.node(place.node), self._me.to_json())
 
     def _complain(self, exc: Exception) -> None:
         if not self._lost:
@@ -143,12 +229,18 @@ class Keeper:
     def _beat(self, store: Store) -> None:
         """Show that we live, if the place is ours; take it when its owner does not live any more."""
         place = self._place
+        token = store.compare_set(place.keys.started(place.generation), "", place.token).decode()
+        self._overtaken = token != place.token
         self._me = replace(self._me, beat=self._me.beat + 1)
         owner = owner_of(store, place.keys, place.node)
         if owner is None or owner.same(self._me) or self._watch.gone(owner):
-            self._spare = False
-            store.set(place.keys.node(place.node), self._me.to_json())
-            return
+            if claim(store, place.keys, place.node, owner, self._me):
+                self._holds, self._spare = True, False
+                self._count(store, False)
+            return  # who was faster is looked at with the next beat
+        self._holds = False
+        self._over = self._over or store.check([place.keys.over(place.generation)])
+        self._count(store, not self._over)
         self._spare = self._watch.moved
         if self._spare and not self._told:
             self._told = True
@@ -156,6 +248,11 @@ class Keeper:
                 f"the place of node {place.node} is held by {owner}, which lives: the workers of this launcher wait"
                 " for its end"
             )
+
+    def _count(self, store: Store, guest: bool) -> None:
+        if guest != self._counted:
+            store.add(self._place.keys.guests(self._place.generation), 1 if guest else -1)
+            self._counted = guest
 
     def _copy(self, store: Store) -> None:
         if not self._training.is_set() or not self._wanted:

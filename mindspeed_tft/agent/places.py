@@ -24,6 +24,7 @@ class Store(Protocol):
     def set(self, key: str, value: str) -> None: ...
     def check(self, keys: list[str]) -> bool: ...
     def compare_set(self, key: str, expected: str, desired: str) -> bytes: ...
+    def add(self, key: str, amount: int) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -55,12 +56,24 @@ class Keys:
         return f"tft/{self.run_id}/{name}"
 
     def started(self, generation: int) -> str:
-        """There as soon as some node begins to start workers for this generation."""
+        """There as soon as some node begins to start workers for this generation; by its token all nodes know it."""
         return self._under(f"started/{generation}")
 
     def begun(self, generation: int) -> str:
         """There when training has begun: who comes now takes the place of somebody. Holds the number of nodes."""
         return self._under(f"begun/{generation}")
+
+    def over(self, generation: int) -> str:
+        """There when the job has finished."""
+        return self._under(f"over/{generation}")
+
+    def left(self, generation: int, node: int) -> str:
+        """There when all workers of a node have finished."""
+        return self._under(f"left/{generation}/{node}")
+
+    def guests(self, generation: int) -> str:
+        """How many launchers run that hold no place."""
+        return self._under(f"guests/{generation}")
 
     def workers(self, generation: int) -> str:
         """The prefix of what workers write."""
@@ -112,6 +125,12 @@ def newest_generation(store: Store, keys: Keys, most: int) -> int | None:
 def owner_of(store: Store, keys: Keys, node: int) -> Owner | None:
     key = keys.node(node)
     return Owner.from_json(store.get(key)) if store.check([key]) else None
+
+
+def claim(store: Store, keys: Keys, node: int, seen: Owner | None, owner: Owner) -> bool:
+    """Write that `owner` holds a place, unless somebody else has written since the record was `seen`; whether it is."""
+    before, after = "" if seen is None else seen.to_json(), owner.to_json()
+    return store.compare_set(keys.node(node), before, after).decode() == after
 
 
 def vacant(taken: Sequence[int], nodes: int) -> int | None:

@@ -55,6 +55,8 @@ class Controller:
         self._engine = engine
         self._recorder = recorder
         self._may_act = may_act
+        # Relays want to know that we live, and doubt it after `heartbeat_lost`; a beat to thousands of them costs.
+        self._beat_period = max(self._deadlines.heartbeat, self._deadlines.heartbeat_lost / 4)
         self._links: set[HostLink] = set()  # not by node rank: a spare host has that of another one
         self._seats = Seats(
             self._deadlines.heartbeat_lost, "recover" in config.strategies, self._feed, self._warn_of_place
@@ -106,7 +108,7 @@ class Controller:
                 await asyncio.wait_for(self._changed.wait(), TICK)
             now = time.monotonic()
             if now >= beat:
-                beat = now + self._deadlines.heartbeat
+                beat = now + self._beat_period
                 self._beat()
             self._tick(now)
             if not self._links and self._abandoned(now):
@@ -133,7 +135,7 @@ class Controller:
                 await asyncio.wait_for(self._changed.wait(), TICK)
             now = time.monotonic()
             if now >= beat:
-                beat = now + self._deadlines.heartbeat
+                beat = now + self._beat_period
                 self._beat()
             self._tick(now)
 

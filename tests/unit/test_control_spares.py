@@ -54,6 +54,7 @@ class Hosts:
         self.b = self.another("hostb")
         for rank in (*self.a, *self.b):
             assert rank.wait("started")["ok"], job.text()
+        until(lambda: job.registered() == 4, what="the job trains")
 
     def options(self, **more: object) -> dict[str, object]:
         return {**OPTIONS, "peer_fault": str(self.fault), "seconds": self.seconds, **more}
