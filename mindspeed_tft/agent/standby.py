@@ -20,7 +20,7 @@ import os
 import runpy
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TypedDict
 
@@ -54,12 +54,13 @@ def main(argv: Sequence[str]) -> None:
     directory = Path(os.environ[ENV_DIRECTORY])
     streams = Streams(directory / LOG_FILE)
     pretend(program)
+    before = dict(os.environ)
     preload(os.environ.get(ENV_IMPORTS, DEFAULT_IMPORTS))
     facts = {"pid": os.getpid(), "rss": psutil.Process().memory_info().rss, "seconds": time.monotonic() - began}
     write_whole(directory / READY_FILE, json.dumps(facts))
     order = receive(fd)
     if order is not None:
-        become(order)
+        become(environment_of(order["env"], before, os.environ), order["cwd"])
         streams.become(order["stdout"], order["stderr"])
         run(order["argv"])
 
@@ -141,11 +142,23 @@ def receive(fd: int) -> Order | None:
     return order
 
 
-def become(order: Order) -> None:
+def environment_of(worker: Mapping[str, str], before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """The environment in which the imports of a worker that starts cold would leave it. Megatron asks for variables
+    that modules set when they are imported, and others change what is computed.
+
+    worker: what its launcher gives it
+    before: of this process, before its imports; after: after them
+    """
+    changed = {name: value for name, value in after.items() if before.get(name) != value}
+    # Where the worker is given something else than we were, it is not known what the imports would have done with it.
+    return {**worker, **{name: value for name, value in changed.items() if worker.get(name) == before.get(name)}}
+
+
+def become(environ: Mapping[str, str], cwd: str) -> None:
     """Take over the environment and the directory of the worker."""
     os.environ.clear()
-    os.environ.update(order["env"])
-    os.chdir(order["cwd"])
+    os.environ.update(environ)
+    os.chdir(cwd)
 
 
 def run(program: Sequence[str]) -> None:

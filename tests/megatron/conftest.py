@@ -32,6 +32,14 @@ class Drilled:
         return [json.loads(path.read_text()) for path in reports]
 
 
+class Quiet:
+    """A listener of a rehearsal that says nothing."""
+
+    def stage(self, name: str, text: str, first: int, last: int) -> None: ...
+    def step(self, number: int) -> None: ...
+    def done(self, text: str) -> None: ...
+
+
 @pytest.fixture(scope="session")
 def references(request: pytest.FixtureRequest) -> Path:
     """Unbroken runs, kept between test runs: their key holds all that may change a byte of them."""

@@ -17,7 +17,7 @@ import pytest
 from mindspeed_tft.faults.rehearsal import Plan, Report, rehearse
 from mindspeed_tft.faults.spec import parse_fault, parse_layout
 
-from .conftest import Drilled
+from .conftest import Drilled, Quiet
 
 pytestmark = pytest.mark.megatron
 
@@ -120,12 +120,6 @@ def test_without_another_node_the_others_save(drill: Callable[..., Drilled], fau
     assert (report["steps_lost"], report["compared"]["different"]) == (0, 0)
 
 
-class _Quiet:
-    def stage(self, name: str, text: str, first: int, last: int) -> None: ...
-    def step(self, number: int) -> None: ...
-    def done(self, text: str) -> None: ...
-
-
 @pytest.fixture
 def short() -> Iterator[Path]:
     """A directory with a short path, for Unix sockets."""
@@ -151,6 +145,6 @@ def test_nodes_with_networks_of_their_own(
             hosts=tuple(host.words() for host in network),
             master=network[0].address,
         )
-        report: Report = rehearse(plan, tmp_path, references, _Quiet())
+        report: Report = rehearse(plan, tmp_path, references, Quiet())
     assert report.verdict.value == "exact", (report.reasons, report.tail)
     assert report.processes_restarted == (victim, victim + 1)

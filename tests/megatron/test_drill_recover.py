@@ -8,12 +8,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 
 import pytest
 
-from mindspeed_tft.faults.spec import parse_fault
+from mindspeed_tft.faults.rehearsal import Plan, rehearse
+from mindspeed_tft.faults.spec import parse_fault, parse_layout
 
-from .conftest import Drilled
+from .conftest import Drilled, Quiet
 
 pytestmark = pytest.mark.megatron
 
@@ -190,13 +192,17 @@ def test_a_warm_standby_takes_the_place(recover: Callable[..., Drilled], layout:
 
 
 @pytest.mark.full
-def test_a_rank_without_the_launcher_that_could_start_it_again_leads_to_a_dump(drill: Callable[..., Drilled]) -> None:
-    """The control: the same fault, and nobody who starts the process again."""
-    found = drill("--preset", "retry", "--fault", "kill@1:7:backward", "--", "--enable-worker-reboot")
-    report = found.report
-    assert (found.status, report["verdict"], report["strategy"]) == (4, "degraded", "dump"), found.output
-    assert (report["steps_lost"], report["compared"]["different"]) == (0, 0)
-    assert "reboot is not available" in (found.directory / "broken.log").read_text()
+def test_a_rank_without_the_launcher_that_could_start_it_again_leads_to_a_dump(
+    references: Path, tmp_path: Path
+) -> None:
+    """The control: the same job and the same fault, and nobody who starts the process again."""
+    fault = parse_fault("kill@1:7:backward")
+    plan = Plan(layout=parse_layout("dp4"), faults=(fault,), preset="recover", launcher="torchrun")
+    report = rehearse(plan, tmp_path, references, Quiet())
+    assert (report.verdict.value, report.strategy) == ("degraded", "dump"), (report.reasons, report.tail)
+    content = report.as_json()
+    assert (content["steps_lost"], content["compared"]["different"]) == (0, 0)
+    assert "reboot is not available" in (tmp_path / "broken.log").read_text()
 
 
 @pytest.mark.full

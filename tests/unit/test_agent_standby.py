@@ -14,7 +14,7 @@ from agent_support import until
 
 from mindspeed_tft.agent.reboot import ENV_DIRECTORY
 from mindspeed_tft.agent.spare import Spare, wanted
-from mindspeed_tft.agent.standby import ENV_IMPORTS, Order
+from mindspeed_tft.agent.standby import ENV_IMPORTS, Order, environment_of
 
 # torch takes seconds to import; the real one is in test_agent_torchrun.py.
 TORCH = """
@@ -151,3 +151,16 @@ def test_it_is_wanted_when_it_is_asked_for() -> None:
     assert [wanted({}), wanted({"TFT_WARM_STANDBY": "0"}), wanted({"TFT_WARM_STANDBY": "1"})] == [False, False, True]
     with pytest.raises(ValueError, match="TFT_WARM_STANDBY='yes'"):
         wanted({"TFT_WARM_STANDBY": "yes"})
+
+
+def test_what_imports_have_set_holds_in_the_worker_as_after_a_cold_start() -> None:
+    before = {"PATH": "/bin", "GIVEN": "8", "OWN": "a"}
+    after = {"PATH": "/bin", "GIVEN": "1", "OWN": "b", "NEW": "1"}
+    worker = {"PATH": "/bin", "GIVEN": "8", "OWN": "c", "RANK": "1"}
+    assert environment_of(worker, before, after) == {
+        "PATH": "/bin",
+        "GIVEN": "1",
+        "OWN": "c",  # what was given to this worker alone
+        "NEW": "1",
+        "RANK": "1",
+    }
