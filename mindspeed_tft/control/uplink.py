@@ -89,6 +89,7 @@ class UplinkKeeper:
         self._sent_to = -1  # index of the one that we were told to go to
         self._patient = True  # no candidate of this round was waited for in vain
         self._began = 0.0  # this round
+        self._tried_lower = False  # in this round, before the one that is visited
         self.up = False
         self.ever = False
 
@@ -104,7 +105,10 @@ class UplinkKeeper:
             reason, sent = "no controller is known yet", self._sent_to >= 0
             self._patient = True
             self._began = asyncio.get_running_loop().time()
+            tried: list[int] = []
             for route in self._round():
+                self._tried_lower = any(index < route.index for index in tried)
+                tried.append(route.index)
                 was_up, reason = await self._visit(route)
                 if was_up:
                     self._last, pause = route.index, _BACK_OFF[0]
@@ -200,19 +204,16 @@ class UplinkKeeper:
         raise Ended("it ended the stream")
 
     def _longest_wait(self, index: int) -> float:
-        """Seconds at a candidate that does not lead. Long at the lowest, where a lease may have to run out. At others
-        just longer than it took to try the lower ones, which may be on their way: so all relays are at the lowest that
-        they reach for most of the time, and meet. Never the same for two of them.
+        """Seconds at a candidate that does not lead. Long at the first of a round, where a lease may have to run out:
+        so all relays are at the lowest that they reach for most of the time, and meet. Short, where the host of a lower
+        one has just answered that it is not there: it is being started. Never the same for two relays.
         """
         deadlines = self._uplink.deadlines
-        lowest = min((route.index for route in self._known.routes()), default=index)
-        if index == lowest:
-            return deadlines.heartbeat_lost * (STALE + 1 if self._patient else 1) * random.uniform(0.9, 1.1)
-        least = 2 * deadlines.heartbeat
-        if not self._known.term:  # nobody has led yet: all wait for the first controller
-            return least
         spent = asyncio.get_running_loop().time() - self._began
-        return min(deadlines.heartbeat_lost, max(least, 3 * spent)) * random.uniform(0.9, 1.1)
+        starting = self._tried_lower and spent < 2 * deadlines.heartbeat
+        if (not self._known.term and index > 0) or starting:  # nobody has led yet: all wait for the first controller
+            return 2 * deadlines.heartbeat * random.uniform(0.9, 1.1)
+        return deadlines.heartbeat_lost * (STALE + 1 if self._patient else 1) * random.uniform(0.9, 1.1)
 
     def _accept(self, welcome: wire.Welcome) -> None:
         if welcome.term < self._known.term:
