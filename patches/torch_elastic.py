@@ -313,6 +313,8 @@ def exit_barrier(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> An
     """All workers of this node have finished. A launcher that has only waited for a place is not counted, and one that
     was killed is not waited for, which torch does for minutes."""
     if _run is not None:
+        if _run.node is not None:
+            _run.node.keeper.settle()  # a node that took the place of another one a moment ago counts
         _run.stop_keeping()
         if _run.node is not None and _run.node.keeper.spare:
             say(f"the job is over, and the place of node {_run.node.place.node} was not needed")

@@ -140,6 +140,21 @@ class Keeper:
         except (RuntimeError, OSError):  # another one served it, and has left
             return
 
+    def settle(self) -> None:
+        """Find out whether the place is ours, where its last owner has not been silent for long enough to tell.
+
+        Takes at most as long as that, and two beats.
+        """
+        self.close()
+        store, end = self._store, time.monotonic() + self._patience + 2 * self._period
+        if store is None:
+            return
+        with contextlib.suppress(RuntimeError, OSError):  # whoever served it has left
+            while not (self._holds or self._spare or self._over) and time.monotonic() < end:
+                self._beat(store)
+                time.sleep(LOOK)
+            self._count(store, False)
+
     def gone_at_the_end(self, limit: float) -> list[int]:
         """All workers of this node have finished: wait, at most `limit` seconds, until each other launcher has said so
         of its own, too. Nodes whose launchers give no sign of life any more, for which nobody has to wait."""

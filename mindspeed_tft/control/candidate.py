@@ -26,6 +26,7 @@ from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.candidates import Candidates, RoleFile
 from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig
 from mindspeed_tft.control.controller import Controller, EngineLike
+from mindspeed_tft.control.framing import MAX_FRAME
 from mindspeed_tft.control.leadership import Leadership, Role, Verdict, generation
 from mindspeed_tft.control.lease import Lease, Seen, Storage, fresh_name
 from mindspeed_tft.control.seats import HostLink, SeatState
@@ -511,6 +512,8 @@ class Candidate:
     async def _write(self, link: HostLink, context: Context) -> None:
         while True:
             message = await link.out.get()
+            if message.HasField("order") and not link.out.empty():  # these come by the thousand
+                message = gather(message, link.out)
             await asyncio.wait_for(context.write(message), self._deadlines.heartbeat_lost)
 
     # ---------------------------------------------------------------------------------- another leader
@@ -547,6 +550,16 @@ class Candidate:
             state = peers.seat_from_wire(seat)
             kept.seats[state.rank] = state
             kept.version = max(kept.version, state.version)
+
+
+def gather(first: wire.HostOrders, queue: asyncio.Queue[wire.HostOrders]) -> wire.HostOrders:
+    """One message with the first and those that wait behind it: a message costs far more than what is in it."""
+    together = wire.HostOrders(more=[first])
+    size = first.ByteSize()
+    while not queue.empty() and size < MAX_FRAME // 4:
+        together.more.append(queue.get_nowait())
+        size += together.more[-1].ByteSize()
+    return together
 
 
 def _relay(path: Path) -> _Relay:

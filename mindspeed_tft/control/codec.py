@@ -9,7 +9,7 @@ from google.protobuf.message import DecodeError, Message
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.engine import types as t
 
-PROTOCOL = 2
+PROTOCOL = 3
 MAX_TEXT = 64 * 1024
 
 M = TypeVar("M", bound=Message)

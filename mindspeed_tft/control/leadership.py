@@ -84,6 +84,7 @@ class Leadership:
     _alone_since: float | None = None  # leading without a strict majority
     _acts_from: float = 0.0  # an older leader may act until then
     _clear: float = float("-inf")  # until when the storage is known to hold no later claim than ours
+    _sure: float = float("-inf")  # until when the hosts that are here are a strict majority, whoever speaks or not
 
     # ---------------------------------------------------------------------------------- relays
 
@@ -94,6 +95,7 @@ class Leadership:
             self._step_down(term)
             return False
         self._hosts[node] = _Host(term, now)
+        self._sure = float("-inf")
         if self.role is Role.LEADER:
             self._judge_waiting(now)
         return True
@@ -109,6 +111,7 @@ class Leadership:
 
     def left(self, node: int, bye: bool) -> None:
         """The stream of a relay ended; `bye`: because all ranks of its host have ended, and the relay with them."""
+        self._sure = float("-inf")
         if bye and node in self._hosts:
             self._hosts[node].ended = True
         else:
@@ -119,8 +122,16 @@ class Leadership:
         return sum(host.ended or now - host.heard <= self.lost for host in self._hosts.values())
 
     def majority(self, now: float) -> bool:
-        """Whether a strict majority of all hosts is here."""
-        return 2 * self.held(now) > self.nnodes
+        """Whether a strict majority of all hosts is here. Asked before each decision: it looks at all hosts only when
+        one that it counted on may have become silent."""
+        if now <= self._sure:
+            return True
+        enough = self.nnodes // 2 + 1
+        latest = sorted((float("inf") if host.ended else host.heard for host in self._hosts.values()), reverse=True)
+        if len(latest) < enough:
+            return False
+        self._sure = latest[enough - 1] + self.lost  # hosts speak, but are never heard less than they were
+        return now <= self._sure
 
     # ---------------------------------------------------------------------------------- other candidates
 
@@ -250,6 +261,6 @@ class Leadership:
     def _step_down(self, term: int) -> None:
         self.term = max(self.term, term)
         if self.role is Role.LEADER:
-            self._hosts = {}
+            self._hosts, self._sure = {}, float("-inf")
             self.leader = -1
         self.role = Role.CANDIDATE

@@ -6,6 +6,7 @@ A relay holds one stream at a time and never accepts a lower term than it did be
 from __future__ import annotations
 
 import asyncio
+import collections
 import logging
 import random
 from collections.abc import Callable
@@ -35,6 +36,7 @@ OPTIONS = [
 ]
 _BACK_OFF = (0.05, 5.0)
 _SLOWER = 1.5
+_GATHER = 0.002  # seconds after a message in which more are gathered: the ranks of a host answer at the same time
 
 
 def _to_bytes(message: wire.HostSays) -> bytes:
@@ -87,6 +89,7 @@ class UplinkKeeper:
         self._queue: asyncio.Queue[wire.HostSays] = asyncio.Queue()
         self._last = -1  # index of the controller that we lost
         self._sent_to = -1  # index of the one that we were told to go to
+        self._ahead: collections.deque[wire.HostOrders] = collections.deque()  # came with the message before them
         self._patient = True  # no candidate of this round was waited for in vain
         self._began = 0.0  # this round
         self._tried_lower = False  # in this round, before the one that is visited
@@ -158,6 +161,7 @@ class UplinkKeeper:
             request_serializer=_to_bytes,
             response_deserializer=wire.HostOrders.FromString,
         )()
+        self._ahead.clear()
         hello = wire.HostHello()
         hello.CopyFrom(self._uplink.hello)
         hello.term, hello.lease = known.term, known.lease
@@ -228,6 +232,8 @@ class UplinkKeeper:
 
     async def _read(self, call: Call, limit: float) -> wire.HostOrders | None:
         """The next message; None at the end of the stream."""
+        if self._ahead:
+            return self._ahead.popleft()
         try:
             message = await asyncio.wait_for(call.read(), limit)
         except asyncio.TimeoutError:
@@ -239,11 +245,20 @@ class UplinkKeeper:
             return None
         if message.WhichOneof("body") == "refused":
             raise Ended(f"it refuses this host: {message.refused.reason}")
+        if message.more:
+            self._ahead.extend(message.more)
+            return self._ahead.popleft()
         return message
 
     async def _write(self, call: Call) -> None:
-        message = wire.HostSays()
+        message, sent = wire.HostSays(), 0.0
+        loop = asyncio.get_running_loop()
         while not message.bye:  # nothing may follow the last word
             message = await self._queue.get()
+            if (early := sent + _GATHER - loop.time()) > 0:
+                await asyncio.sleep(early)
+            while not self._queue.empty() and not message.bye and message.ByteSize() < MAX_FRAME // 4:
+                message.MergeFrom(self._queue.get_nowait())
+            sent = loop.time()
             await asyncio.wait_for(call.write(message), self._uplink.deadlines.heartbeat_lost)
         await asyncio.wait_for(call.done_writing(), self._uplink.deadlines.heartbeat_lost)

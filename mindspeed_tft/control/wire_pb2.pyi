@@ -469,7 +469,7 @@ class Dismissed(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., session: _Optional[str] = ..., code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class HostOrders(_message.Message):
-    __slots__ = ("beat", "welcome", "refused", "stop", "order", "resync", "goodbye_seen", "examine", "kill", "parked", "admitted", "dismissed", "table", "redirect")
+    __slots__ = ("beat", "welcome", "refused", "stop", "order", "resync", "goodbye_seen", "examine", "kill", "parked", "admitted", "dismissed", "table", "redirect", "more")
     BEAT_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -484,6 +484,7 @@ class HostOrders(_message.Message):
     DISMISSED_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     REDIRECT_FIELD_NUMBER: _ClassVar[int]
+    MORE_FIELD_NUMBER: _ClassVar[int]
     beat: Beat
     welcome: Welcome
     refused: Refused
@@ -498,4 +499,5 @@ class HostOrders(_message.Message):
     dismissed: Dismissed
     table: Table
     redirect: Redirect
-    def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., goodbye_seen: _Optional[_Union[GoodbyeSeen, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ...) -> None: ...
+    more: _containers.RepeatedCompositeFieldContainer[HostOrders]
+    def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., goodbye_seen: _Optional[_Union[GoodbyeSeen, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ..., more: _Optional[_Iterable[_Union[HostOrders, _Mapping]]] = ...) -> None: ...

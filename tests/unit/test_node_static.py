@@ -40,6 +40,8 @@ def test_node_1_is_replaced(job: NodeJob, free_ports: Callable[[int], list[int]]
     assert alive(first[0]["pid"]) and job.lives() == {"life-0-0", "life-1-0", "life-1-1"}
     job.order(do="end", status=0)
     assert [job.wait(0), job.wait(2)] == [0, 0], job.all_output()
+    said = job.output(0) + job.output(2)
+    assert "is gone" not in said and "exit barrier" not in said, "the new launcher counts, however late it came"
 
 
 def test_node_0_is_replaced_and_its_store(job: NodeJob, free_ports: Callable[[int], list[int]]) -> None:
