@@ -112,7 +112,7 @@ def test_the_launcher_of_a_node_dies_and_its_ranks_train_on(recover: Callable[..
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("faults", [("node@2:7:backward",), ("controller@0:6:data", "node@2:8:update")])
+@pytest.mark.parametrize("faults", [("node@2:7:backward",), ("controller@0:6:data", "kill@3:8:update")])
 def test_without_another_node_the_others_save(drill: Callable[..., Drilled], faults: tuple[str, ...]) -> None:
     found = drill("--preset", "dump", *(word for fault in faults for word in ("--fault", fault)))
     report = found.report
