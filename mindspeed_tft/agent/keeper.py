@@ -202,7 +202,8 @@ class Keeper:
                     self._complain(exc)
                 if not self._holds and time.monotonic() > self._seen + self._forgotten:
                     self._over = True
-            self._stop.wait(self._period)
+            # Training may lose a node in its first second: what is to be kept is copied as soon as it begins.
+            (self._stop if self._training.is_set() else self._training).wait(self._period)
         if self._store is not None:
             with contextlib.suppress(RuntimeError, OSError):  # who serves it does not wait for us
                 self._count(self._store, False)
