@@ -204,7 +204,8 @@ class Processor:
     def wait_connected(self, timeout: float) -> bool:
         """Waits until relay and controller hear this rank again; False when they do not in time, or never did."""
         with self._lock:
-            if self._was_protected:
+            if self._was_protected and not self.connected:
+                log.warning("rank %d: no controller; waiting for one, at most %.0f s", self._rank, timeout)
                 self._lock.wait_for(lambda: self.connected or self._closing, timeout)
         return self.connected
 

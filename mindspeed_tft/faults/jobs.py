@@ -23,6 +23,7 @@ from pathlib import Path
 
 import psutil
 
+from mindspeed_tft.faults import processes
 from mindspeed_tft.faults.processes import ENV_MARK
 
 # Set by users of the plugin or left by an outer job; a drill's jobs get exactly what the drill gives them.
@@ -274,17 +275,7 @@ def _kill_marked(mark: str) -> None:
 
 
 def _marked(mark: str) -> list[psutil.Process]:
-    entry = f"{ENV_MARK}={mark}".encode()
-    found = []
-    for pid in psutil.pids():
-        try:
-            if entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                process = psutil.Process(pid)
-                if process.status() != psutil.STATUS_ZOMBIE:
-                    found.append(process)
-        except (OSError, psutil.Error):
-            continue  # it ended meanwhile, or belongs to another user and so not to this job
-    return found
+    return [process for process, _ in processes.of_job(mark)]
 
 
 def _command_line(process: psutil.Process) -> str:

@@ -26,8 +26,8 @@ def of_job(mark: str) -> Iterator[tuple[psutil.Process, dict[str, str]]]:
             environ = process.environ()
             if environ.get(ENV_MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
                 yield process, environ
-        except (psutil.NoSuchProcess, psutil.AccessDenied):
-            continue
+        except (OSError, psutil.Error):
+            continue  # it ended meanwhile, or belongs to another user and so not to this job
 
 
 def launcher() -> psutil.Process:

@@ -200,7 +200,6 @@ class Session(Generic[HostT]):
         """Whether a controller leads, or one that was lost is back soon: it may have died together with a rank."""
         if self.link.connected:
             return True
-        log.warning("rank %d: no controller; waiting for one, at most %.0f s", self.info.rank, self.deadlines.stop)
         self._looking = True
         try:
             return self.link.wait_connected(self.deadlines.stop)

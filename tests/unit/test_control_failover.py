@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,20 +17,6 @@ from mindspeed_tft.control.config import ControlConfig
 
 REBOOT = {"engine": ControlConfig.engine, "strategies": ("dump", "recover")}
 OPTIONS = {"step": 7, "holds": ["tp0-pp0/dense/0"]}
-
-
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    base = tempfile.mkdtemp(prefix="tft", dir="/tmp")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", base)
-    made = Job(tmp_path)
-    try:
-        yield made
-    finally:
-        try:
-            made.end()
-        finally:
-            shutil.rmtree(base)
 
 
 def started(ranks: list[Rank]) -> list[Rank]:

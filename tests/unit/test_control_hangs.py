@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
-import shutil
 import signal
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,20 +20,6 @@ DEADLINES = t.Deadlines(
 )
 ENGINE = "mindspeed_tft.engine.machine:Engine"
 SEIZE = 0x4206  # attach as a debugger without stopping
-
-
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    base = tempfile.mkdtemp(prefix="tft", dir="/tmp")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", base)
-    made = Job(tmp_path)
-    try:
-        yield made
-    finally:
-        try:
-            made.end()
-        finally:
-            shutil.rmtree(base)
 
 
 def start(job: Job, how: str) -> list[Rank]:

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from control_support import DEADLINES, HERE, Job, Rank, config, processes, until
@@ -24,20 +20,6 @@ from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig, ControlUna
 from mindspeed_tft.engine.incident import EXIT_SAVED
 
 SECOND = 1.0
-
-
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    base = tempfile.mkdtemp(prefix="tft", dir="/tmp")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", base)
-    made = Job(tmp_path)
-    try:
-        yield made
-    finally:
-        try:
-            made.end()
-        finally:
-            shutil.rmtree(base)
 
 
 def stopped(job: Job, at: float, *ranks: int) -> float:

@@ -5,13 +5,10 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -74,20 +71,6 @@ class Authority:
         if names:
             builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
         return builder.sign(self.key, hashes.SHA256())
-
-
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    base = tempfile.mkdtemp(prefix="tft", dir="/tmp")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", base)
-    made = Job(tmp_path)
-    try:
-        yield made
-    finally:
-        try:
-            made.end()
-        finally:
-            shutil.rmtree(base)
 
 
 def two_hosts(tmp: Path, **values: object) -> tuple[ControlConfig, ControlConfig]:

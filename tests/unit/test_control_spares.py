@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import os
-import shutil
 import signal
-import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 
-import pytest
 from control_support import DEADLINES, Job, Rank, config, processes, until
 from ports import free_port
 
@@ -20,20 +15,6 @@ from mindspeed_tft.engine.incident import EXIT_REBORN, EXIT_SAVED
 
 HERE = replace(DEADLINES, heartbeat_lost=1.0, stop=4.0, reboot=20.0)
 OPTIONS: dict[str, object] = {"step": 7, "holds": ["tp0-pp0/dense/0"]}
-
-
-@pytest.fixture
-def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
-    base = tempfile.mkdtemp(prefix="tft", dir="/tmp")
-    monkeypatch.setenv("XDG_RUNTIME_DIR", base)
-    made = Job(tmp_path)
-    try:
-        yield made
-    finally:
-        try:
-            made.end()
-        finally:
-            shutil.rmtree(base)
 
 
 class Hosts:
