@@ -6,7 +6,6 @@ this file must import without Megatron. What a dump uses communicates with nobod
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import importlib
@@ -17,7 +16,6 @@ import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import timedelta
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +26,13 @@ from mindspeed_tft import encode
 from mindspeed_tft.engine.types import Commit, RankInfo, Update
 from mindspeed_tft.groups import CommunicationAborted, LockstepBroken
 from mindspeed_tft.patches import (
+    megatron_dump,
     megatron_random,
     megatron_rewind,
     megatron_rollback,
     megatron_shards,
     torch_distributed,
 )
-from mindspeed_tft.patches.megatron_shards import buckets, local_shards, state_keys
 from mindspeed_tft.platforms.base import Damage, Platform
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery.record import SmallState, StepRecord
@@ -288,19 +286,7 @@ class MegatronHost:
 
     def stage_shards(self, shards: list[str], directory: Path) -> dict[str, str]:
         self._check_mine(shards)
-        hashes = {}
-        for shard in shards:
-            tensors = {
-                f"{index}/{name}": tensor
-                for index, optimizer in enumerate(self.optimizers())
-                for name, tensor in local_shards(optimizer).items()
-            }
-            if self.partners is not None:
-                tensors.update(self.partners.to_tensors())
-            path = _staged(directory, shard)
-            hashes[path.name] = files.write_verified(path, partial(torch.save, tensors))
-            files.write_text(path.with_suffix(".sha256"), hashes[path.name])
-        return hashes
+        return megatron_dump.stage_shards(self, shards, directory)
 
     def _check_mine(self, shards: list[str]) -> None:
         mine = self.info().holds
@@ -311,57 +297,7 @@ class MegatronHost:
     def write_part(self, state: SmallState, part: str, sources: dict[str, str], directory: Path) -> dict[Path, str]:
         if part != self.part():
             raise files.DumpError(f"asked to write part {part}, but this rank is {self.part()}")
-        checkpointing = _module("megatron.training.checkpointing")
-        optimizers = self.optimizers()
-        staged = {shard: _load_staged(directory, shard) for shard, source in sources.items() if source != "self"}
-        rng = [state.rng]
-        if self.partners is not None:
-            rng = self.partners.of_all(state.step, state.rng, list(staged.values()))
-        states = self._assemble(sources, staged)
-        for optimizer, assembled in zip(optimizers, states, strict=True):
-            copy_to_model(optimizer, assembled)
-        self._apply(state)
-        name = checkpointing.get_checkpoint_name(str(directory), state.step)
-        optimizer_path = Path(checkpointing.get_distributed_optimizer_checkpoint_name(name))
-        content = states[0] if len(states) == 1 else states
-        hashes = {optimizer_path: files.write_verified(optimizer_path, partial(torch.save, content))}
-        model_state = self._model_state(state, rng, checkpointing)
-        hashes[Path(name)] = files.write_verified(Path(name), partial(torch.save, model_state))
-        return hashes
-
-    def _assemble(self, sources: dict[str, str], staged: dict[str, dict[str, torch.Tensor]]) -> list[dict[Any, Any]]:
-        """The whole optimizer state of this part, per optimizer of the chain, from own and staged shards."""
-        ordered = sorted(sources, key=lambda shard: int(shard.rsplit("/", 1)[1]))
-        own = {index: local_shards(optimizer) for index, optimizer in enumerate(self.optimizers())}
-        result = []
-        for index, optimizer in enumerate(self.optimizers()):
-            shards = [
-                own[index] if sources[shard] == "self" else _of_optimizer(staged[shard], index) for shard in ordered
-            ]
-            result.append(assemble(optimizer, shards))
-        return result
-
-    def _apply(self, state: SmallState) -> None:
-        """Bring scheduler (and with it the learning rates in the optimizer) and scalers to `state`."""
-        missing = state.scheduler["num_steps"] - self.scheduler.num_steps
-        if missing < 0:
-            raise files.DumpError(f"the scheduler stands {-missing} samples after the end of step {state.step}")
-        if missing:
-            self.scheduler.step(increment=missing)
-        for scaler, saved in zip(self.scalers(), state.scalers, strict=True):
-            if scaler is not None:
-                scaler.load_state_dict(saved)
-
-    def _model_state(self, state: SmallState, rng: list[dict[str, Any]], checkpointing: Any) -> dict[str, Any]:
-        space = copy.copy(args())
-        for key in ("curr_iteration", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples"):
-            setattr(space, key, state.counters[key])
-        model = checkpointing.unwrap_model(self.model)
-        content: dict[str, Any] = checkpointing.generate_state_dict(
-            space, model, self.optimizer, self.scheduler, rng, iteration=state.step
-        )
-        content["num_floating_point_operations_so_far"] = state.flops
-        return content
+        return megatron_dump.write_part(self, state, sources, directory)
 
     # ------------------------------------------------------------------------------------------- repair
 
@@ -541,68 +477,3 @@ def _without_timers(optimizer: Any) -> Iterator[None]:
         yield
     finally:
         optimizer.config.timers = timers
-
-
-def _staged(directory: Path, shard: str) -> Path:
-    return directory / "staging" / f"{shard.replace('/', '_')}.pt"
-
-
-def _load_staged(directory: Path, shard: str) -> dict[str, torch.Tensor]:
-    path = _staged(directory, shard)
-    try:
-        stated = path.with_suffix(".sha256").read_text().strip()
-        found = files.sha256_of(path)
-    except OSError as exc:
-        raise files.DumpError(f"staged shard {shard} cannot be read: {exc}") from exc
-    if found != stated:
-        raise files.DumpError(f"staged shard {shard} has sha256 {found[:12]}, its holder stated {stated[:12]}")
-    tensors: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
-    return tensors
-
-
-def _of_optimizer(tensors: dict[str, torch.Tensor], index: int) -> dict[str, torch.Tensor]:
-    prefix = f"{index}/"
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def assemble(optimizer: Any, shards: list[dict[str, torch.Tensor]]) -> dict[Any, Any]:
-    """Megatron's whole parameter state (the content of `distrib_optim.pt`) from the shards of all ranks of an
-    instance, in rank order: per buffer and dtype one float32 tensor a key, without the padding between buckets."""
-    state: dict[Any, Any] = {"buckets_coalesced": True}
-    offsets: dict[tuple[int, Any], int] = {}
-    for buffer_index, dtype, bucket_index, _ in buckets(optimizer):
-        buffer = optimizer.buffers[buffer_index]
-        bucket = buffer.buckets[bucket_index]
-        world = state.setdefault(buffer_index, {}).setdefault(dtype, {})
-        start = offsets.get((buffer_index, dtype), 0)
-        end = offsets[(buffer_index, dtype)] = start + bucket.numel_unpadded
-        for key in ("param", *state_keys(optimizer)):
-            if key not in world:
-                world[key] = torch.zeros(buffer.numel_unpadded, dtype=torch.float32)
-            pieces = torch.cat([shard[f"{buffer_index}/{bucket_index}/{key}"] for shard in shards])
-            if pieces.numel() != bucket.grad_data.numel():
-                raise files.DumpError(
-                    f"bucket {bucket_index} has {bucket.grad_data.numel()} elements, its shards {pieces.numel()}"
-                )
-            world[key][start:end].copy_(pieces[: bucket.numel_unpadded])
-        world["numel_unpadded"] = buffer.numel_unpadded
-    return state
-
-
-@torch.no_grad()
-def copy_to_model(optimizer: Any, state: dict[Any, Any]) -> None:
-    """Set the model's parameters from the assembled main parameters, with the cast that Megatron's own update does.
-
-    Each rank updates its shard only and gathers the rest; after a fault that gather is missing.
-    """
-    for buffer_index, buffer in enumerate(optimizer.buffers):
-        dtype = next(iter(optimizer.gbuf_ranges[buffer_index]))
-        main = state[buffer_index][dtype]["param"]
-        starts: list[int] = []
-        total = 0
-        for bucket in buffer.buckets:
-            starts.append(total - bucket.offset)
-            total += bucket.numel_unpadded
-        for parameter, (begin, end, bucket_id) in buffer.param_index_map.items():
-            shift = starts[bucket_id]
-            parameter.data.copy_(main[begin + shift : end + shift].view(parameter.shape))

@@ -1,0 +1,56 @@
+"""The files of `--ckpt-format torch`: one with the optimizer and one with everything else for each part."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mindspeed_tft.recovery import files
+from mindspeed_tft.recovery.record import SmallState
+
+if TYPE_CHECKING:
+    from mindspeed_tft.patches.megatron_host import MegatronHost
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(name)
+
+
+def write(
+    host: MegatronHost, state: SmallState, rng: list[dict[str, Any]], states: list[dict[Any, Any]], directory: Path
+) -> dict[Path, str]:
+    """Write the part of `host`, whose model, scheduler and scalers stand at `state`; returns sha256 by file.
+
+    `rng`: the random states that Megatron saves, one or one for each data-parallel rank. `states`: the whole optimizer
+    state, for each optimizer of the chain.
+
+    Raises:
+        DumpError: the disk is full or fails.
+    """
+    checkpointing = _module("megatron.training.checkpointing")
+    name = checkpointing.get_checkpoint_name(str(directory), state.step)
+    optimizer_path = Path(checkpointing.get_distributed_optimizer_checkpoint_name(name))
+    content = states[0] if len(states) == 1 else states
+    hashes = {optimizer_path: files.write_verified(optimizer_path, partial(torch.save, content))}
+    model_state = _model_state(host, state, rng, checkpointing)
+    hashes[Path(name)] = files.write_verified(Path(name), partial(torch.save, model_state))
+    return hashes
+
+
+def _model_state(
+    host: MegatronHost, state: SmallState, rng: list[dict[str, Any]], checkpointing: Any
+) -> dict[str, Any]:
+    space = copy.copy(_module("megatron.training.global_vars").get_args())
+    for key in ("curr_iteration", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples"):
+        setattr(space, key, state.counters[key])
+    model = checkpointing.unwrap_model(host.model)
+    content: dict[str, Any] = checkpointing.generate_state_dict(
+        space, model, host.optimizer, host.scheduler, rng, iteration=state.step
+    )
+    content["num_floating_point_operations_so_far"] = state.flops
+    return content
