@@ -101,6 +101,9 @@ def command(
             "of kind node or agent.",
         ),
     ] = None,
+    rendezvous: Annotated[
+        str, typer.Option(help="How several nodes find each other: static (--master-addr, --node-rank) or c10d.")
+    ] = jobs.RENDEZVOUS[0],
     timeout: Annotated[float, typer.Option(help="Seconds that each job may take.")] = 240.0,
 ) -> None:
     """Break a small real Megatron job on purpose, let the plugin recover, and compare every byte with an unbroken run.
@@ -124,6 +127,7 @@ def command(
             save_interval=save_interval,
             warm_standby=warm_standby,
             nodes=nodes,
+            rendezvous=rendezvous,
         )
         check_files(json_file, keep)
     except SpecError as error:
@@ -154,6 +158,7 @@ def make_plan(
     save_interval: int | None = None,
     warm_standby: bool = False,
     nodes: int | None = None,
+    rendezvous: str = jobs.RENDEZVOUS[0],
 ) -> Plan:
     """Read and check all arguments of a drill.
 
@@ -165,6 +170,8 @@ def make_plan(
     nodes = spec.default_nodes(wanted) if nodes is None else nodes
     spec.check_drill(preset, sizes, wanted, steps, replicas, dtype, save_interval, nodes)
     launcher = check_launcher(preset, launcher, warm_standby)
+    if rendezvous not in jobs.RENDEZVOUS:
+        raise SpecError(f"--rendezvous {rendezvous}: expected one of {', '.join(jobs.RENDEZVOUS)}")
     if timeout <= 0:
         raise SpecError(f"--timeout {timeout:g}: expected a positive number of seconds")
     if extra and not extra[0].startswith("-"):
@@ -186,6 +193,7 @@ def make_plan(
         save_interval=save_interval,
         warm_standby=warm_standby,
         nodes=nodes,
+        rendezvous=rendezvous,
     )
 
 

@@ -34,6 +34,7 @@ _NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 _ITERATION = re.compile(r"iteration\s+(\d+)/\s*(\d+)\s*\|")
 _PYTHON_ERROR = re.compile(r"(\[rank\d+\]:\s*)?([A-Za-z_][\w.]*\.)?[A-Z]\w*(Error|Exception|Refused|Interrupt)\b")
 _POLL = 0.1
+RENDEZVOUS = ("static", "c10d")
 _GRACE = 5.0  # seconds that helpers of an ended job may take to end as well
 
 Progress = Callable[[int], None]
@@ -156,6 +157,7 @@ class Size:
     master: str = "127.0.0.1"
     port: int = 0  # 0: one that is free, on one node only
     prefixes: tuple[tuple[str, ...], ...] = ()  # of the command on each node: how to run something there
+    rendezvous: str = RENDEZVOUS[0]  # how several nodes find each other
 
 
 Commands = tuple[tuple[str, ...], ...]
@@ -209,8 +211,11 @@ def _launcher(launcher: str, size: Size, module: str, arguments: Sequence[str], 
     if size.nodes == 1:
         place = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
         return ((*head, *place, *tail),)
-    where = ("--master-addr", size.master, "--master-port", str(size.port))
     prefixes = size.prefixes or ((),) * size.nodes
+    if size.rendezvous == "c10d":  # the same command on all nodes
+        endpoint = ("--rdzv-endpoint", f"{size.master}:{size.port}", "--rdzv-id", f"drill-{size.port}")
+        return tuple((*prefix, *head, "--rdzv-backend", "c10d", *endpoint, *tail) for prefix in prefixes)
+    where = ("--master-addr", size.master, "--master-port", str(size.port))
     return tuple((*prefix, *head, "--node-rank", str(node), *where, *tail) for node, prefix in enumerate(prefixes))
 
 

@@ -61,6 +61,7 @@ class Plan:
     nodes: int = 1  # of the broken job; all on this host, each with a launcher, a relay and a controller of its own
     hosts: tuple[tuple[str, ...], ...] = ()  # or: what to put before a command to run it on each node
     master: str = "127.0.0.1"  # address of the first node
+    rendezvous: str = jobs.RENDEZVOUS[0]  # how the nodes find each other
     levels: bool = False  # the ranks of the broken job log what they use of memory, threads, files and groups
 
     @property
@@ -129,6 +130,7 @@ class Report:
             "seed": self.plan.seed,
             "launcher": self.plan.launcher,
             "nodes": self.plan.nodes,
+            "rendezvous": self.plan.rendezvous,
             "warm_standby": self.plan.warm_standby,
             "faults": [str(fault) for fault in self.plan.faults],
             "faults_fired": [str(fault) for fault in self.evidence.fired],
@@ -423,7 +425,9 @@ class Rehearsal:
         replacements = sum(fault.kind == "node" for fault in plan.faults) if plan.preset == "recover" else 0
         with jobs.held_ports(2) as (master, controller):
             if mode == gpt_job.WITH_PLUGIN and plan.nodes > 1:
-                size = replace(size, nodes=plan.nodes, master=plan.master, port=master, prefixes=plan.hosts)
+                size = jobs.Size(
+                    plan.layout.world_size, plan.nodes, plan.master, master, plan.hosts, rendezvous=plan.rendezvous
+                )
                 flags = (*flags, "--tft-controller-port", str(controller))  # several jobs may run on this host at once
             commands = jobs.LAUNCHERS[launcher](size, PROGRAM, (mode, *flags))
             job = jobs.Job(name, commands, self.work / f"{name}.log", plan.timeout, env, replacements)

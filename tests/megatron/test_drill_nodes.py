@@ -89,6 +89,14 @@ def test_both_nodes_one_after_the_other(recover: Callable[..., Drilled]) -> None
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("victim", (0, 2))
+def test_nodes_that_find_each_other_by_c10d(recover: Callable[..., Drilled], victim: int) -> None:
+    """Which node gets which ranks is settled by their meeting; the store may live on the node that dies."""
+    found = recover(f"node@{victim}:7:backward", "--rendezvous", "c10d")
+    _assert_exact(found, victim, victim + 1)
+
+
+@pytest.mark.full
 def test_one_of_four_nodes(recover: Callable[..., Drilled]) -> None:
     _assert_exact(recover("node@0:7:backward", "--nodes", "4"), 0)
 

@@ -128,6 +128,13 @@ def test_the_nodes_of_a_job_differ_in_their_rank_and_in_where_they_are_started()
     assert first[first.index("--master-addr") + 1] == "10.0.0.1"
 
 
+def test_with_a_c10d_rendezvous_all_nodes_are_started_with_the_same_command() -> None:
+    first, second = jobs.tftrun(jobs.Size(4, nodes=2, port=29500, rendezvous="c10d"), "some.module", ("--flag",))
+    assert first == second
+    assert first[first.index("--rdzv-endpoint") + 1] == "127.0.0.1:29500"
+    assert "--node-rank" not in first
+
+
 _DIES_ONCE = """
 import os, signal, sys
 from pathlib import Path
