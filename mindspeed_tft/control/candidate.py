@@ -400,25 +400,26 @@ class Candidate:
         visit = _Visit(HostLink(first.hello), task, time.monotonic(), votes=not self._is_held(first.hello))
         self._enter(visit)
         writer = asyncio.ensure_future(self._write(visit.link, context))
-        silent = False
+        patience = tasks.Patience(limit)
         try:
             while not visit.link.bye:
-                message = await asyncio.wait_for(context.read(), limit)
+                message = await context.read()
                 if not isinstance(message, wire.HostSays):  # the end
                     break
+                patience.renew()
                 self._hear(visit, message)
-        except asyncio.TimeoutError:
-            silent = True
-            if visit.welcomed:
-                log.warning("host %s has been silent for %.1f s", visit.link.hello.host, limit)
         except codec.WireError as error:
             log.warning("host %s does not follow the protocol: %s", visit.link.hello.host, error)
             raise
         except asyncio.CancelledError:
-            if not visit.dismissed:
+            if patience.ran_out():
+                if visit.welcomed:
+                    log.warning("host %s has been silent for %.1f s", visit.link.hello.host, limit)
+            elif not visit.dismissed:
                 raise
         finally:
-            self._left(visit, silent)
+            patience.end()
+            self._left(visit, silent=patience.over)
             await tasks.end([writer])
 
     def _is_held(self, hello: wire.HostHello) -> bool:
@@ -510,11 +511,17 @@ class Candidate:
         return ""
 
     async def _write(self, link: HostLink, context: Context) -> None:
-        while True:
-            message = await link.out.get()
-            if message.HasField("order") and not link.out.empty():  # these come by the thousand
-                message = gather(message, link.out)
-            await asyncio.wait_for(context.write(message), self._deadlines.heartbeat_lost)
+        patience = tasks.Patience(self._deadlines.heartbeat_lost)
+        try:
+            while True:
+                patience.rest()
+                message = await link.out.get()
+                if message.HasField("order") and not link.out.empty():  # these come by the thousand
+                    message = gather(message, link.out)
+                patience.renew()
+                await context.write(message)
+        finally:
+            patience.end()
 
     # ---------------------------------------------------------------------------------- another leader
 

@@ -169,8 +169,10 @@ class UplinkKeeper:
         welcome = await self._wait_for_welcome(call, patience, self._longest_wait(route.index))
         self._accept(welcome)
         writer = asyncio.ensure_future(self._write(call))
+        silence = tasks.Patience(deadlines.heartbeat_lost)
         try:
-            while (message := await self._read(call, deadlines.heartbeat_lost)) is not None:
+            while (message := await self._next(call)) is not None:
+                silence.renew()
                 if message.WhichOneof("body") == "table":
                     if known.learn(list(message.table.candidates)):
                         known.save()
@@ -178,7 +180,12 @@ class UplinkKeeper:
                     self._on_message(message)
                 if writer.done():
                     writer.result()
+        except asyncio.CancelledError:
+            if silence.ran_out():
+                raise Ended(f"it has been silent for {deadlines.heartbeat_lost:.1f} s") from None
+            raise
         finally:
+            silence.end()
             await tasks.end([writer])
             if writer.done() and not writer.cancelled():
                 writer.exception()  # of a write to a stream that is over, which reading has told
@@ -190,7 +197,7 @@ class UplinkKeeper:
         loop = asyncio.get_running_loop()
         end = loop.time() + longest
         limit = patience
-        while (message := await self._read(call, limit)) is not None:
+        while (message := await self._soon(call, limit)) is not None:
             limit = deadlines.heartbeat_lost
             kind = message.WhichOneof("body")
             if kind == "welcome":
@@ -230,17 +237,20 @@ class UplinkKeeper:
         self.up = self.ever = True
         self._on_up(welcome)
 
-    async def _read(self, call: Call, limit: float) -> wire.HostOrders | None:
+    async def _soon(self, call: Call, limit: float) -> wire.HostOrders | None:
+        try:
+            return await asyncio.wait_for(self._next(call), limit)
+        except asyncio.TimeoutError:
+            raise Ended(f"it has been silent for {limit:.1f} s") from None
+
+    async def _next(self, call: Call) -> wire.HostOrders | None:
         """The next message; None at the end of the stream."""
         if self._ahead:
             return self._ahead.popleft()
-        try:
-            message = await asyncio.wait_for(call.read(), limit)
-        except asyncio.TimeoutError:
-            raise Ended(f"it has been silent for {limit:.1f} s") from None
+        message = await call.read()
         if not isinstance(message, wire.HostOrders):  # the end
             # The code of a stream that ended without an error message says why.
-            if await asyncio.wait_for(call.code(), limit) != grpc.StatusCode.OK:
+            if await call.code() != grpc.StatusCode.OK:
                 raise Ended(tls.explain(await call.code(), await call.details()))
             return None
         if message.WhichOneof("body") == "refused":
@@ -253,12 +263,19 @@ class UplinkKeeper:
     async def _write(self, call: Call) -> None:
         message, sent = wire.HostSays(), 0.0
         loop = asyncio.get_running_loop()
-        while not message.bye:  # nothing may follow the last word
-            message = await self._queue.get()
-            if (early := sent + _GATHER - loop.time()) > 0:
-                await asyncio.sleep(early)
-            while not self._queue.empty() and not message.bye and message.ByteSize() < MAX_FRAME // 4:
-                message.MergeFrom(self._queue.get_nowait())
-            sent = loop.time()
-            await asyncio.wait_for(call.write(message), self._uplink.deadlines.heartbeat_lost)
-        await asyncio.wait_for(call.done_writing(), self._uplink.deadlines.heartbeat_lost)
+        patience = tasks.Patience(self._uplink.deadlines.heartbeat_lost)
+        try:
+            while not message.bye:  # nothing may follow the last word
+                patience.rest()
+                message = await self._queue.get()
+                if (early := sent + _GATHER - loop.time()) > 0:
+                    await asyncio.sleep(early)
+                while not self._queue.empty() and not message.bye and message.ByteSize() < MAX_FRAME // 4:
+                    message.MergeFrom(self._queue.get_nowait())
+                sent = loop.time()
+                patience.renew()
+                await call.write(message)
+            patience.renew()
+            await call.done_writing()
+        finally:
+            patience.end()

@@ -30,6 +30,8 @@ _PACKAGES = ("mindspeed_tft", "torch", "torch_npu", "megatron-core", "grpcio", "
 _MAX_KEPT = 500_000  # a reboot of 16,384 ranks in one try is 115,000
 _MAX_WAITING = 200_000
 _GATHER = 0.02  # seconds for which lines are gathered: thousands come at once, and each write to a file costs
+_BURST = 100  # lines in that time, while which the controller has better things to do than to write: so it waits
+_MAX_GATHER = 1.0  # but no longer
 
 
 def versions() -> dict[str, str]:
@@ -161,7 +163,7 @@ class Recorder:
         self._offset = time.time() - time.monotonic()
         self._pen = _Pen()
         self._ranks: dict[int, t.RankInfo] = {}
-        self._lines: collections.deque[str] = collections.deque()  # for the log of events
+        self._lines: collections.deque[tuple[float, t.Event | t.Action]] = collections.deque()  # for the log of events
         self._writing = False  # the pen will come for them
         self._reset()
 
@@ -249,19 +251,28 @@ class Recorder:
     def _keep(self, at: float, item: t.Event | t.Action) -> None:
         if self.open and len(self._items) < _MAX_KEPT:
             self._items.append((at, item))
-        line = {"wall": round(at + self._offset, 6), "at": round(at, 6), "run": self._run, **as_dict(item)}
         if len(self._lines) >= _MAX_WAITING:
             self._pen.complain("the file system does not keep up")
             return
-        self._lines.append(_encode(line) + "\n")
+        self._lines.append((at, item))
         if not self._writing:
             self._writing = True
             self._pen.submit(self._write_lines)
 
+    def _line(self, at: float, item: t.Event | t.Action) -> str:
+        return (
+            _encode({"wall": round(at + self._offset, 6), "at": round(at, 6), "run": self._run, **as_dict(item)}) + "\n"
+        )
+
     def _write_lines(self) -> None:
-        time.sleep(_GATHER)
+        end, before = time.monotonic() + _MAX_GATHER, 0
+        while time.monotonic() < end:
+            time.sleep(_GATHER)
+            if len(self._lines) - before < _BURST:
+                break
+            before = len(self._lines)
         self._writing = False  # before they are taken: who adds one later asks again
-        lines = [self._lines.popleft() for _ in range(len(self._lines))]
+        lines = [self._line(*self._lines.popleft()) for _ in range(len(self._lines))]
         self._directory.mkdir(parents=True, exist_ok=True)
         with open(self._directory / EVENTS_FILE, "a") as file:
             file.write("".join(lines))
