@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # A small GPT on 4 CPU processes, no GPU needed:
 #   examples/pretrain_gpt_cpu.sh                                                    stock Megatron
-#   PROGRAM=pretrain_gpt.py examples/pretrain_gpt_cpu.sh --enable-high-availability --ckpt-format torch \
+#   PROGRAM=pretrain_gpt.py examples/pretrain_gpt_cpu.sh --enable-high-availability \
 #     --save runs/ckpt --save-interval 1000 --train-iters 2000                      then kill -9 a rank from another shell
 # Arguments are appended, so they win: e.g. --train-iters 50 --bf16 --tensor-model-parallel-size 2
 set -euo pipefail

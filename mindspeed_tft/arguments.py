@@ -33,11 +33,13 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--enable-elastic-training", _SWITCH),
     ("--distributed-optimizer-no-replica", _SWITCH),
     ("--optimizer-replica-num", {"type": int, "metavar": "N"}),
+    ("--tft-require-separate-hosts", _SWITCH),
     ("--tft-platform", {"metavar": "auto|cpu|cuda|npu"}),
     ("--tft-deadline", {"type": float, "metavar": "SECONDS"}),
     ("--tft-reboot-wait", {"type": float, "metavar": "SECONDS"}),
     ("--tft-hang-seconds", {"type": float, "metavar": "SECONDS"}),
     ("--tft-warm-standby", {"action": argparse.BooleanOptionalAction}),
+    ("--tft-shard-hash", {"metavar": "auto|step|stop|never"}),
     ("--tft-controller-port", {"type": int, "metavar": "PORT"}),
     ("--tft-tls-dir", {"metavar": "DIR"}),
     ("--tft-insecure", _SWITCH),
@@ -122,6 +124,12 @@ def conflicts(found: Settings, origin: Mapping[str, str]) -> Iterator[Refused]:
             "without a replica a lost shard can only come from the last periodic checkpoint, which an online repair"
             " loads, and online repair is off",
             "add --enable-hbmfault-repair or --enable-worker-reboot, or keep replicas",
+        )
+    if found.tft_require_separate_hosts and found.replicas == 1:
+        yield Refused(
+            "--tft-require-separate-hosts",
+            "without replicas each shard has one holder, which cannot be on two hosts",
+            "leave out --distributed-optimizer-no-replica, or this flag",
         )
     try:
         found.deadlines()

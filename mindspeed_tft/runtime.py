@@ -24,9 +24,11 @@ from mindspeed_tft.control.processor import Processor
 from mindspeed_tft.groups import waiting
 from mindspeed_tft.recovery import launcher, signals
 from mindspeed_tft.recovery.session import Session
+from mindspeed_tft.recovery.stamps import Stamps
 from mindspeed_tft.registry import REGISTRY
-from mindspeed_tft.replica import holders
-from mindspeed_tft.settings import Settings
+from mindspeed_tft.replica import holders, hosts, words
+from mindspeed_tft.replica.hosts import Finding
+from mindspeed_tft.settings import Refused, Settings
 
 if TYPE_CHECKING:
     from mindspeed_tft.groups import GroupTable
@@ -137,6 +139,7 @@ def protect(host: MegatronHost) -> None:
     REGISTRY.verify("high-availability")
     rank, local_rank = int(os.environ["RANK"]), int(os.environ.get("LOCAL_RANK", "0"))
     info = host.info()
+    exposed = None if newcomer() else _judge_hosts(_settings, rank, info.host)  # a collective: before anything differs
     deadlines = _settings.deadlines(launcher.patience(launcher.words()))
     incidents = _settings.tft_incident_dir or str(host.save_directory() / "tft_incidents")
     device = platform()
@@ -171,13 +174,18 @@ def protect(host: MegatronHost) -> None:
         log.error("*** rank %d trains WITHOUT protection for now: %s ***", rank, unavailable or "see above")
     save = str(host.save_directory())
     _session = Session(
-        host, link, deadlines, resume=lambda _step: launcher.resume_command(save), classify=_classifier(_settings)
+        host,
+        link,
+        deadlines,
+        resume=lambda _step: launcher.resume_command(save),
+        classify=_classifier(_settings),
+        stamps=Stamps(host.shards, _settings.tft_shard_hash, device.beside),
     )
     signals.catch_endings(_session)
     _catch_uncaught(_session)
     atexit.register(_goodbye, link)
     if rank == 0:
-        _tell_replicas(_settings, host)
+        _tell_replicas(_settings, host, exposed)
         _warn_of_patience(_settings)
 
 
@@ -239,19 +247,27 @@ def _catch_uncaught(current: Session[Any]) -> None:
     sys.excepthook = handle
 
 
-def _tell_replicas(found: Settings, host: MegatronHost) -> None:
-    size, count = host.data_parallel_size(), found.replicas
-    text = "; ".join(f"shard {i} on positions {held}" for i, held in enumerate(holders.holders(size, count)))
-    text = text if size <= 64 else "shard i on positions i, i + d/N, i + 2d/N, ..."
-    precision = holders.Precision[host.precision()]
-    if count == 1:
-        _say(f"no replicas ({holders.WITHOUT}): a destroyed shard is read from the last periodic checkpoint, online")
-        return
-    _say(f"N = {count} replicas over {size} data-parallel ranks: {text}")
-    _say(
-        f"memory: {holders.formula(precision)} = {holders.bytes_per_parameter(precision, count, size):g} bytes a"
-        f" parameter ({precision.value}); without replicas {holders.bytes_per_parameter_plain(precision, size):g}"
-    )
+def _judge_hosts(found: Settings, rank: int, mine: str) -> Finding | None:
+    """What is lost with one host. A collective of all ranks, which come to the same answer: all refuse, or none."""
+    from mindspeed_tft.patches import megatron_host, megatron_layout
+
+    space = megatron_host.args()
+    where = megatron_layout.hosts(mine)
+    exposed = hosts.judge(megatron_layout.sizes(space), megatron_layout.replicas(space, found.replicas), where)
+    if exposed is not None and found.tft_require_separate_hosts:
+        arguments.leave(str(Refused(hosts.WANTED, exposed.reason, exposed.remedy)), rank)
+    return exposed
+
+
+def _tell_replicas(found: Settings, host: MegatronHost, exposed: Finding | None) -> None:
+    from mindspeed_tft.patches import megatron_host, megatron_layout
+
+    space = megatron_host.args()
+    number = megatron_layout.replicas(space, found.replicas)
+    for line in words.replicas(megatron_layout.copies(space), number, holders.Precision[host.precision()]):
+        _say(line)
+    if number != 1 and not newcomer():  # who comes later has not met the others
+        _say(words.hosts(exposed))
 
 
 def _warn_of_patience(found: Settings) -> None:
@@ -272,14 +288,12 @@ def after_first_step() -> None:
         return
     _measured = True
     if _session.info.rank == 0:
-        host = _session.host
-        total, parameters = host.memory()
-        precision = holders.Precision[host.precision()]
-        wanted = holders.bytes_per_parameter(precision, _settings.replicas, host.data_parallel_size())
-        _say(
-            f"memory measured on rank 0: {total} bytes for {parameters} parameters = {total / parameters:.3f} bytes a"
-            f" parameter (formula {wanted:g}; buckets are padded)"
-        )
+        from mindspeed_tft.patches import megatron_host, megatron_layout
+
+        host, space = _session.host, megatron_host.args()
+        number = megatron_layout.replicas(space, _settings.replicas)
+        kinds, sizes = megatron_layout.parameters(host.model), megatron_layout.copies(space)
+        _say(words.measured(host.memory()[0], kinds, sizes, number, holders.Precision[host.precision()]))
 
 
 def _say(text: str) -> None:

@@ -70,6 +70,10 @@ class Settings(BaseModel):
     optimizer_replica_num: int = Field(
         default=2, ge=2, description="data-parallel ranks that hold each optimizer shard (default 2)"
     )
+    tft_require_separate_hosts: bool = Field(
+        default=False,
+        description="refuse to start where one host holds all replicas of a shard (default: warn)",
+    )
     tft_platform: Literal["auto", "cpu", "cuda", "npu"] = Field(
         default="auto", description="device to train on (default: what the machine has)"
     )
@@ -97,6 +101,12 @@ class Settings(BaseModel):
         default=True,
         description="with worker reboot: keep a process per node that has imported everything (some 300 MB; default"
         " on)",
+    )
+    tft_shard_hash: Literal["auto", "step", "stop", "never"] = Field(
+        default="auto",
+        description="hash each optimizer shard after a step, beside the next one, so that a bit that flips later is"
+        " noticed: after every one (step), or after as many as half a percent of the time allows (auto); stop: only"
+        " when training stops, to compare holders; never (default auto)",
     )
     tft_dump_seconds: float | None = Field(
         default=None, gt=0, le=LONGEST, description="seconds that a dump may take (default: what the deadline leaves)"

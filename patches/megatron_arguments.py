@@ -9,17 +9,18 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mindspeed_tft import arguments
 from mindspeed_tft.addresses import is_loopback
 from mindspeed_tft.agent import reboot
-from mindspeed_tft.patches import mindspeed
+from mindspeed_tft.patches import megatron_layout, megatron_unproved, mindspeed
 from mindspeed_tft.patches.groups import PARSER
 from mindspeed_tft.registry import REGISTRY
-from mindspeed_tft.settings import Refused, Settings, flag_of
+from mindspeed_tft.replica import hosts
+from mindspeed_tft.settings import Refused, Settings
 
 MODULE = "megatron.training.arguments"
 Arguments = tuple[Any, ...]
@@ -54,12 +55,13 @@ def validate_args(wrapped: Callable[..., Any], _instance: Any, args: Arguments, 
     arguments.store(settings, space)
     if not settings.enable_high_availability:
         return wrapped(*args, **kwargs)
-    arguments.or_exit(lambda: check(settings, space, os.environ), _rank())
+    arguments.or_exit(lambda: check(settings, space, os.environ, origin), _rank())
     if _local_rank() == 0:
         arguments.or_exit(lambda: check_save(space.save), 0)
     if _rank() == 0 and not reboot.lives(os.environ):  # else the controller of this very job listens there
         arguments.or_exit(lambda: check_port(settings), 0)
-    space.num_distributed_optimizer_instances = settings.replicas
+    if space.use_distributed_optimizer:
+        space.num_distributed_optimizer_instances = settings.replicas
     result = wrapped(*args, **kwargs)
     from mindspeed_tft import runtime  # not at the top: with every feature off none of it is even imported
 
@@ -77,57 +79,24 @@ def _local_rank() -> int:
 
 # ------------------------------------------------------------------------------------------------ refusals
 
-# (attribute of Megatron's args, value it must not have, reason, remedy): what no test has proved exact yet is refused.
-_NOT_YET: tuple[tuple[str, Callable[[Any], bool], str, str], ...] = (
-    ("expert_model_parallel_size", lambda v: (v or 1) > 1,
-     "experts have a replica map of their own, which this version does not build", "use expert model parallel size 1"),
-    ("num_experts", bool, "mixture of experts is not proved exact in this version", "train a dense model"),
-    ("context_parallel_size", lambda v: (v or 1) > 1,
-     "context parallelism is not proved exact in this version", "use context parallel size 1"),
-    ("virtual_pipeline_model_parallel_size", bool,
-     "virtual pipeline stages are not proved exact in this version", "leave virtual stages out"),
-    ("num_layers_per_virtual_pipeline_stage", bool,
-     "virtual pipeline stages are not proved exact in this version", "leave it out"),
-    ("async_save", bool, "an asynchronous save may still be writing when the dump begins", "leave it out"),
-    ("use_precision_aware_optimizer", bool,
-     "its states are not plain fp32 and a dump would lose bits", "leave it out"),
-    ("optimizer_cpu_offload", bool, "offloaded optimizer states are not covered yet", "leave it out"),
-    ("use_torch_fsdp2", bool, "FSDP keeps no optimizer replicas", "use --use-distributed-optimizer"),
-    ("use_megatron_fsdp", bool, "FSDP keeps no optimizer replicas", "use --use-distributed-optimizer"),
-    ("use_custom_fsdp", bool, "FSDP keeps no optimizer replicas", "use --use-distributed-optimizer"),
-    ("fp8", bool, "fp8 scaling states are not covered yet", "train in bf16, fp16 or fp32"),
-    ("fp4", bool, "fp4 scaling states are not covered yet", "train in bf16, fp16 or fp32"),
-    ("external_cuda_graph", bool, "captured graphs cannot be left in the middle of a step", "leave it out"),
-    ("enable_cuda_graph", bool, "captured graphs cannot be left in the middle of a step", "leave it out"),
-    ("cuda_graph_impl", lambda v: v not in (None, "none"),
-     "captured graphs cannot be left in the middle of a step", "leave it out"),
-    ("optimizer_cuda_graph", bool, "captured graphs cannot be left in the middle of a step", "leave it out"),
-    ("overlap_param_gather_with_optimizer_step", bool,
-     "it gathers parameters before the whole update is committed", "leave it out"),
-    ("perform_rl_step", bool, "reinforcement learning steps are not covered", "train without it"),
-    ("no_save_optim", bool, "a dump without the optimizer cannot continue exactly", "leave it out"),
-    ("no_save_rng", bool, "a dump without random states cannot continue exactly", "leave it out"),
-    ("optimizer", lambda v: v != "adam", "only Adam's states are covered", "use --optimizer adam"),
-    ("inprocess_restart", bool, "two systems would both try to recover the job", "use one of them"),
-    ("yaml_cfg", bool, "it replaces all command line flags", "use flags"),
-)  # fmt: skip
 
-
-def check(settings: Settings, space: Any, environ: Any) -> None:
-    """Refuse what cannot work, before any process group exists. `space` is not validated by Megatron yet.
+def check(settings: Settings, space: Any, environ: Any, origin: Mapping[str, str] | None = None) -> None:
+    """Refuse what cannot work, before any process group exists. `space` is not validated by Megatron yet. `origin`:
+    where settings come from, by their names.
 
     Raises:
         Refused: with flag, reason and remedy.
     """
     _check_rules(settings)
-    _check_layout(settings, space)
+    _check_layout(settings, space, origin or {})
     _check_checkpoint(space)
-    for attribute, wrong, reason, remedy in _NOT_YET:
-        if hasattr(space, attribute) and wrong(getattr(space, attribute)):
-            raise Refused(flag_of(attribute), reason, remedy)
+    unproved = megatron_unproved.first(space)
+    if unproved is not None:
+        raise Refused(unproved.flag, unproved.reason, unproved.remedy)
     for conflict in mindspeed.refuse_conflicts(space):
         raise Refused("--enable-high-availability", conflict, "turn one of the two off")
     _check_network(settings, space, environ)
+    _check_hosts(settings, space, environ)
 
 
 def _check_rules(settings: Settings) -> None:
@@ -141,20 +110,24 @@ def _check_rules(settings: Settings) -> None:
         raise Refused("--tft-fault-rules", str(exc), "correct the file") from None
 
 
-def _check_layout(settings: Settings, space: Any) -> None:
+def _check_layout(settings: Settings, space: Any, origin: Mapping[str, str]) -> None:
     model = space.tensor_model_parallel_size * space.pipeline_model_parallel_size * (space.context_parallel_size or 1)
     size, rest = divmod(space.world_size, model)
     replicas = settings.replicas
     if rest:
         return  # Megatron's own message about the world size is the better one
-    if not getattr(space, "use_distributed_optimizer", False):
-        raise Refused("--enable-high-availability",
-                      "replicas are kept by Megatron's distributed optimizer, which is off",
-                      "add --use-distributed-optimizer")  # fmt: skip
     if size < 2:
         raise Refused("--enable-high-availability",
                       f"the data-parallel size is {size}, so no other rank could hold a replica",
                       "use at least twice as many ranks, or less model parallelism")  # fmt: skip
+    copies = _copies_of_experts(space)
+    if not getattr(space, "use_distributed_optimizer", False):
+        _check_every_holder(settings, origin, size, copies)
+        return
+    if copies and copies % replicas:
+        raise Refused("--optimizer-replica-num",
+                      f"{replicas} does not divide the {copies} data-parallel ranks of each expert",
+                      "use less --expert-model-parallel-size, more ranks, or a number that does")  # fmt: skip
     if size % replicas:
         divisors = ", ".join(str(n) for n in range(2, size + 1) if size % n == 0)
         raise Refused("--optimizer-replica-num", f"{replicas} does not divide the data-parallel size {size}",
@@ -165,18 +138,51 @@ def _check_layout(settings: Settings, space: Any) -> None:
         raise Refused("--num-distributed-optimizer-instances", reason, "leave it out, it is set for you")
 
 
+def _copies_of_experts(space: Any) -> int:
+    """Ranks that hold the same experts; 0 for a dense model.
+
+    Raises:
+        Refused: experts are divided in a way that is not proved.
+    """
+    if not space.num_experts:
+        return 0
+    tensor = space.tensor_model_parallel_size
+    if (getattr(space, "expert_tensor_parallel_size", None) or tensor) != tensor:
+        raise Refused("--expert-tensor-parallel-size",
+                      f"another size than that of all else ({tensor}) is not proved exact in this version",
+                      "leave it out")  # fmt: skip
+    divided = tensor * space.pipeline_model_parallel_size * (space.expert_model_parallel_size or 1)
+    return int(space.world_size // divided)
+
+
+def _check_every_holder(settings: Settings, origin: Mapping[str, str], size: int, copies: int) -> None:
+    """Without the distributed optimizer every data-parallel rank holds all of its part."""
+    why = f"without --use-distributed-optimizer each of the {size} data-parallel ranks holds all"
+    if settings.distributed_optimizer_no_replica:
+        raise Refused("--distributed-optimizer-no-replica", why, "leave it out, or add --use-distributed-optimizer")
+    if origin.get("optimizer_replica_num") == "flag" and settings.optimizer_replica_num != size:
+        raise Refused("--optimizer-replica-num", why, "leave it out, or add --use-distributed-optimizer")
+    if copies == 1:
+        raise Refused("--expert-model-parallel-size", "each expert is on one rank, so no other rank could replace it",
+                      "use less of it, or more ranks")  # fmt: skip
+
+
 def _check_checkpoint(space: Any) -> None:
     if not space.save:
         raise Refused("--enable-high-availability", "there is no place for a dump, --save is missing", "add --save DIR")
     if space.save_interval is None:
         raise Refused("--save", "Megatron wants to know how often to save as well", "add --save-interval N")
-    if space.ckpt_format != "torch":
-        raise Refused("--ckpt-format", f"dumps in format {space.ckpt_format!r} are not in this version yet",
-                      "add --ckpt-format torch")  # fmt: skip
+    if space.ckpt_format not in ("torch", "torch_dist"):
+        raise Refused("--ckpt-format", f"dumps in format {space.ckpt_format!r} are not in this version",
+                      "use --ckpt-format torch_dist (Megatron's default) or torch")  # fmt: skip
     if not getattr(space, "use_gloo_process_groups", True):
-        raise Refused(
-            "--disable-gloo-process-groups", "Megatron saves format torch through gloo groups", "leave it out"
-        )
+        reason = "Megatron saves format torch through gloo groups, and format torch_dist is not proved without them"
+        raise Refused("--disable-gloo-process-groups", reason, "leave it out")
+    strategy = getattr(space, "async_strategy", "mcore")
+    in_background = getattr(space, "async_save", False) and getattr(space, "use_persistent_ckpt_worker", False)
+    if in_background and strategy != "mcore":  # without that worker Megatron switches --async-save off
+        raise Refused("--async-strategy", f"a save of {strategy!r} under way cannot be given up in this version",
+                      "add --async-strategy mcore, or leave --async-save out")  # fmt: skip
 
 
 def _check_network(settings: Settings, space: Any, environ: Any) -> None:
@@ -192,6 +198,15 @@ def _check_network(settings: Settings, space: Any, environ: Any) -> None:
     if open_network and not settings.tft_tls_dir and not settings.tft_insecure:
         raise Refused("--tft-tls-dir", f"{hosts} nodes would talk to the controller without authentication",
                       "give a directory with ca.crt, node.crt and node.key, or say --tft-insecure")  # fmt: skip
+
+
+def _check_hosts(settings: Settings, space: Any, environ: Any) -> None:
+    """Where ranks run is certain only when they have met, and is judged then once more (`runtime.protect`)."""
+    where = hosts.pretended(environ)
+    if settings.tft_require_separate_hosts and len(where) == space.world_size:
+        found = hosts.judge(megatron_layout.sizes(space), megatron_layout.replicas(space, settings.replicas), where)
+        if found is not None:
+            raise Refused(hosts.WANTED, found.reason, found.remedy)
 
 
 def check_save(save: str) -> None:

@@ -7,6 +7,7 @@ update), so that the others are caught exactly where a real fault would catch th
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
@@ -15,12 +16,13 @@ import torch
 from mindspeed_tft import platforms, runtime
 from mindspeed_tft.faults import inject
 from mindspeed_tft.faults.spec import REPAIR_PHASES
-from mindspeed_tft.patches import megatron_shards, torch_distributed
+from mindspeed_tft.patches import megatron_kinds, megatron_shards, torch_distributed
 from mindspeed_tft.patches.groups import DRILL
 from mindspeed_tft.registry import REGISTRY
 
 Arguments = tuple[Any, ...]
 OPTIMIZER = "megatron.core.optimizer.optimizer"
+_HASH_LIMIT = 10.0  # seconds
 _TOO_MUCH = 1 << 60  # bytes: more than an address space has, so that no memory is taken on the way to the error
 
 
@@ -85,8 +87,17 @@ def commit(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs:
     return wrapped(*args, **kwargs)
 
 
+@REGISTRY.wrap(f"{OPTIMIZER}:FP32Optimizer.step_with_ready_grads", group=DRILL)
+def fp32_local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    return _local_update(wrapped, instance, args, kwargs)
+
+
 @REGISTRY.wrap(f"{OPTIMIZER}:MixedPrecisionOptimizer.step_with_ready_grads", group=DRILL)
 def local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    return _local_update(wrapped, instance, args, kwargs)
+
+
+def _local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """update: break between two parameters of the inner optimizer, so that the shard is half new and half old."""
     session = runtime.session()
     if session is None or not inject.due("update", session.record.step):
@@ -175,6 +186,23 @@ def _cut() -> str:
     return f"{table.cut()} connections cut"  # none, where a stop has just cut them all
 
 
+def _flip(chance: random.Random) -> str:
+    """Of a number that is not zero, and one of its lower bits: nothing overflows, no rounding takes it away again."""
+    session = runtime.session()
+    if session is None:
+        raise RuntimeError("drill: there is no session, so no shard either")
+    if not session.stamps.settle(_HASH_LIMIT):
+        raise RuntimeError(f"drill: the hashes of the shards were not taken within {_HASH_LIMIT:g} s")
+    mine = (each for one in session.host.optimizers() for each in megatron_kinds.of(one).in_place(one))
+    tensors = [each for each in mine if each.count_nonzero()]
+    number = chance.randrange(len(tensors))
+    words = tensors[number].view(-1).view(torch.int32)
+    place, bit = chance.choice(words.nonzero().flatten().tolist()), 8 + chance.randrange(8)
+    words[place] = int(words[place]) ^ (1 << bit)
+    hashed = "hashes are known" if session.stamps.known else "no hash is known"
+    return f"bit {bit} of word {place} of {words.numel()} in tensor {number} of {len(tensors)} flipped; {hashed}"
+
+
 def _platform() -> str:
     settings = runtime.settings()
     return platforms.select(settings.tft_platform if settings is not None else "auto").name
@@ -182,4 +210,4 @@ def _platform() -> str:
 
 def declare() -> None:
     """Importing this module declares; calling this provides what the faults need."""
-    inject.register(inject.Hooks(_platform(), _damage, _cut, _exhaust))
+    inject.register(inject.Hooks(_platform(), _damage, _cut, _exhaust, _flip))

@@ -6,6 +6,7 @@ knowledge (`megatron_torch_format`).
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -13,8 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mindspeed_tft.patches import megatron_torch_format
-from mindspeed_tft.patches.megatron_shards import buckets, local_shards, state_keys
+from mindspeed_tft.patches import (
+    megatron_kinds,
+    megatron_rollback,
+    megatron_shards,
+    megatron_torch_dist,
+    megatron_torch_format,
+)
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery.record import SmallState
 
@@ -30,12 +36,9 @@ def stage_shards(host: MegatronHost, shards: Iterable[str], directory: Path) -> 
     """
     hashes = {}
     for shard in shards:
-        tensors = {
-            f"{index}/{name}": tensor
-            for index, optimizer in enumerate(host.optimizers())
-            for name, tensor in local_shards(optimizer).items()
-        }
-        if host.partners is not None:
+        optimizer = host.optimizer_of(shard)
+        tensors = {} if optimizer is None else megatron_kinds.of(optimizer).take(optimizer)
+        if host.partners is not None and megatron_shards.is_dense(shard):  # its holders are those partners
             tensors.update(host.partners.to_tensors())
         path = _staged(directory, shard)
         hashes[path.name] = files.write_verified(path, partial(torch.save, tensors))
@@ -54,28 +57,28 @@ def write_part(host: MegatronHost, state: SmallState, sources: dict[str, str], d
     rng = [state.rng]
     if host.partners is not None:
         rng = host.partners.of_all(state.step, state.rng, list(staged.values()))
-    states = _assemble(host, sources, staged)
-    for optimizer, assembled in zip(host.optimizers(), states, strict=True):
-        copy_to_model(optimizer, assembled)
+    states = _complete(host, sources, staged)
     _apply(host, state)
+    wanted = importlib.import_module("megatron.training.global_vars").get_args().ckpt_format
+    if wanted == "torch_dist":
+        return megatron_torch_dist.write(host, state, rng, states, directory)
     return megatron_torch_format.write(host, state, rng, states, directory)
 
 
-def _assemble(
+def _complete(
     host: MegatronHost, sources: dict[str, str], staged: dict[str, dict[str, torch.Tensor]]
-) -> list[dict[Any, Any]]:
-    """The whole optimizer state of this part, per optimizer of the chain, from own and staged shards."""
+) -> list[dict[Any, Any] | None]:
+    """The whole state of each optimizer of the chain from own and staged shards, as `megatron_kinds.Kind.complete`."""
     ordered = sorted(sources, key=lambda shard: int(shard.rsplit("/", 1)[1]))
-    own = {index: local_shards(optimizer) for index, optimizer in enumerate(host.optimizers())}
-    result = []
-    for index, optimizer in enumerate(host.optimizers()):
-        shards = [own[index] if sources[shard] == "self" else _of_optimizer(staged[shard], index) for shard in ordered]
-        result.append(assemble(optimizer, shards))
-    return result
+    states = []
+    for optimizer in host.optimizers():
+        shards = [staged.get(shard) for shard in ordered if host.optimizer_of(shard) is optimizer]
+        states.append(megatron_kinds.of(optimizer).complete(optimizer, shards))
+    return states
 
 
 def _apply(host: MegatronHost, state: SmallState) -> None:
-    """Bring scheduler (and with it the learning rates in the optimizer) and scalers to `state`."""
+    """Bring scheduler (and with it the learning rates in the optimizer), scalers and buffers to `state`."""
     missing = state.scheduler["num_steps"] - host.scheduler.num_steps
     if missing < 0:
         raise files.DumpError(f"the scheduler stands {-missing} samples after the end of step {state.step}")
@@ -84,6 +87,7 @@ def _apply(host: MegatronHost, state: SmallState) -> None:
     for scaler, saved in zip(host.scalers(), state.scalers, strict=True):
         if scaler is not None:
             scaler.load_state_dict(saved)
+    megatron_rollback.buffers(host, state)
 
 
 def _staged(directory: Path, shard: str) -> Path:
@@ -101,51 +105,3 @@ def _load_staged(directory: Path, shard: str) -> dict[str, torch.Tensor]:
         raise files.DumpError(f"staged shard {shard} has sha256 {found[:12]}, its holder stated {stated[:12]}")
     tensors: dict[str, torch.Tensor] = torch.load(path, map_location="cpu", weights_only=True)
     return tensors
-
-
-def _of_optimizer(tensors: dict[str, torch.Tensor], index: int) -> dict[str, torch.Tensor]:
-    prefix = f"{index}/"
-    return {name[len(prefix) :]: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
-
-
-def assemble(optimizer: Any, shards: list[dict[str, torch.Tensor]]) -> dict[Any, Any]:
-    """Megatron's whole parameter state (the content of `distrib_optim.pt`) from the shards of all ranks of an
-    instance, in rank order: per buffer and dtype one float32 tensor a key, without the padding between buckets."""
-    state: dict[Any, Any] = {"buckets_coalesced": True}
-    offsets: dict[tuple[int, Any], int] = {}
-    for buffer_index, dtype, bucket_index, _ in buckets(optimizer):
-        buffer = optimizer.buffers[buffer_index]
-        bucket = buffer.buckets[bucket_index]
-        world = state.setdefault(buffer_index, {}).setdefault(dtype, {})
-        start = offsets.get((buffer_index, dtype), 0)
-        end = offsets[(buffer_index, dtype)] = start + bucket.numel_unpadded
-        for key in ("param", *state_keys(optimizer)):
-            if key not in world:
-                world[key] = torch.zeros(buffer.numel_unpadded, dtype=torch.float32)
-            pieces = torch.cat([shard[f"{buffer_index}/{bucket_index}/{key}"] for shard in shards])
-            if pieces.numel() != bucket.grad_data.numel():
-                raise files.DumpError(
-                    f"bucket {bucket_index} has {bucket.grad_data.numel()} elements, its shards {pieces.numel()}"
-                )
-            world[key][start:end].copy_(pieces[: bucket.numel_unpadded])
-        world["numel_unpadded"] = buffer.numel_unpadded
-    return state
-
-
-@torch.no_grad()
-def copy_to_model(optimizer: Any, state: dict[Any, Any]) -> None:
-    """Set the model's parameters from the assembled main parameters, with the cast that Megatron's own update does.
-
-    Each rank updates its shard only and gathers the rest; after a fault that gather is missing.
-    """
-    for buffer_index, buffer in enumerate(optimizer.buffers):
-        dtype = next(iter(optimizer.gbuf_ranges[buffer_index]))
-        main = state[buffer_index][dtype]["param"]
-        starts: list[int] = []
-        total = 0
-        for bucket in buffer.buckets:
-            starts.append(total - bucket.offset)
-            total += bucket.numel_unpadded
-        for parameter, (begin, end, bucket_id) in buffer.param_index_map.items():
-            shift = starts[bucket_id]
-            parameter.data.copy_(main[begin + shift : end + shift].view(parameter.shape))

@@ -26,17 +26,23 @@ from mindspeed_tft import encode
 from mindspeed_tft.engine.types import Commit, RankInfo, Update
 from mindspeed_tft.groups import CommunicationAborted, LockstepBroken
 from mindspeed_tft.patches import (
+    megatron_async_save,
+    megatron_buffers,
+    megatron_digest,
     megatron_dump,
+    megatron_kinds,
     megatron_random,
     megatron_rewind,
     megatron_rollback,
     megatron_shards,
+    megatron_torch_dist,
     torch_distributed,
 )
 from mindspeed_tft.platforms.base import Damage, Platform
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery.record import SmallState, StepRecord
 from mindspeed_tft.recovery.session import WrongNumbers
+from mindspeed_tft.replica.digest import Shard
 
 
 def _module(name: str) -> Any:
@@ -73,10 +79,13 @@ class MegatronHost:
         self.partners: megatron_random.Partners | None = None  # where this rank's random states are its own
         self._given: SmallState | None = None  # to a newcomer, which has not put it in place yet
         self._saved: dict[int, Path] = {}  # step -> directory of checkpoints; only those of this run
+        self._under_way: list[int] = []  # steps whose checkpoint is being written in the background
         self._regroup_seconds = regroup_seconds
         self._flops = 0.0
         self._flops_open = False  # a step has ended whose operations are not counted yet
         self._ballot: torch.Tensor | None = None
+        self.buffers = megatron_buffers.Buffers([])
+        self._buffers_of: tuple[int, dict[str, torch.Tensor]] = (-1, {})  # the step at whose end they were so
 
     def attach(
         self, model: list[Any], optimizer: Any, scheduler: Any, data: Any, validation: Any, flops: float
@@ -85,26 +94,53 @@ class MegatronHost:
         self.data, self.validation = data, validation
         self.rerun_mode = _module("megatron.core.rerun_state_machine").get_rerun_state_machine().get_mode()
         self.partners = megatron_random.Partners(self.rng) if megatron_random.wanted(args()) else None
+        self._buffers_of = (-1, {})
+        self.buffers = megatron_buffers.Buffers(model)
         self._flops = float(flops)
         self._flops_open = False
 
     # ------------------------------------------------------------------------------------------- who
 
     def part(self) -> str:
+        """Its ranks hold the same parameters. Where experts are divided, those of each expert rank are another part."""
+        mpu = _mpu()
+        expert = mpu.get_expert_model_parallel_rank()
+        return self._dense_part() + (f"-ep{expert}" if mpu.get_expert_model_parallel_world_size() > 1 else "")
+
+    def _dense_part(self) -> str:
         mpu = _mpu()
         return f"tp{mpu.get_tensor_model_parallel_rank()}-pp{mpu.get_pipeline_model_parallel_rank()}"
 
     def info(self) -> RankInfo:
         mpu = _mpu()
+        like_me = mpu.get_data_parallel_group(with_context_parallel=True)
         instance = mpu.get_data_parallel_group(with_context_parallel=True, partial_data_parallel=True)
+        sharded = {f"{self._dense_part()}/dense": instance}
+        if args().num_experts:
+            like_me = mpu.get_expert_data_parallel_group()
+            instance = mpu.get_expert_data_parallel_group(partial_expert_data_parallel=True)
+            sharded[f"{self.part()}/expert"] = instance
+        whole = not args().use_distributed_optimizer  # then each of these ranks holds all there is
         return RankInfo(
             rank=torch.distributed.get_rank(),
             host=self._host_name,
             pid=os.getpid(),
             part=self.part(),
-            dp_rank=mpu.get_data_parallel_rank(with_context_parallel=True),
-            holds=(f"{self.part()}/dense/{instance.rank()}",),
+            dp_rank=like_me.rank(),
+            holds=tuple(f"{name}/{0 if whole else ranks.rank()}" for name, ranks in sharded.items()),
+            needs=tuple(
+                f"{name}/{number}" for name, ranks in sharded.items() for number in range(1 if whole else ranks.size())
+            ),
         )
+
+    def optimizer_of(self, shard: str) -> Any:
+        """The optimizer of the chain that a shard of this part belongs to; None: its layers are on other stages, and
+        the shard is empty."""
+        expert = not megatron_shards.is_dense(shard)
+        return next((each for each in self.optimizers() if megatron_kinds.is_expert(each) is expert), None)
+
+    def shards(self) -> dict[str, Shard]:
+        return megatron_digest.shards(self)
 
     def data_parallel_size(self) -> int:
         return int(_mpu().get_data_parallel_world_size(with_context_parallel=True))
@@ -135,6 +171,20 @@ class MegatronHost:
         """Megatron completed its checkpoint of `step` in `--save`, or loaded that of `base`."""
         self._saved[step] = base or self.save_directory()
 
+    def save_begun(self, step: int) -> None:
+        """Megatron writes the checkpoint of `step` in the background."""
+        self._under_way.append(step)
+
+    def saves_under_way(self, count: int) -> None:
+        """All but the last `count` of the saves that were begun in the background are complete, on all ranks."""
+        while len(self._under_way) > count:
+            self.saved(self._under_way.pop(0))
+
+    def stopped(self) -> None:
+        if args().async_save:
+            megatron_async_save.give_up()
+            self._under_way.clear()
+
     def saving(self, step: int) -> None:
         """The checkpoint of `step` is being overwritten, or was found to be unusable: it does not count any more."""
         self._saved.pop(step, None)
@@ -162,6 +212,7 @@ class MegatronHost:
             LockstepError: the ranks disagree about the step.
         """
         self._give_randomness(step)
+        self._buffers_of = (step, self.buffers.read())  # nothing changes them from here to the next step
         world = torch.distributed.get_world_size()
         if self._ballot is None:
             self._ballot = torch.zeros(2, dtype=torch.int64, device=torch.cuda.current_device())
@@ -228,7 +279,12 @@ class MegatronHost:
             scheduler=self.scheduler.state_dict(),
             scalers=[_copy(scaler.state_dict()) if scaler is not None else {} for scaler in self.scalers()],
             flops=self._flops,
+            buffers=self._buffers(step),
         )
+
+    def _buffers(self, step: int) -> dict[str, torch.Tensor]:
+        known, found = self._buffers_of
+        return found if known == step else self.buffers.read()
 
     def small_state_after(self, record: StepRecord) -> SmallState:
         """Never `+=` on what is there now: a rank may have been stopped before or after Megatron counted the step."""
@@ -248,7 +304,7 @@ class MegatronHost:
         if not record.skipped:
             scheduler["num_steps"] = start.scheduler["num_steps"] + batch
         flops = start.flops + _module("megatron.training.training").num_floating_point_operations(args(), batch)
-        return SmallState(record.step, now.rng, counters, scheduler, now.scalers, flops)
+        return SmallState(record.step, now.rng, counters, scheduler, now.scalers, flops, now.buffers)
 
     def evaluation_batches(self, step: int) -> int:
         """Micro-batches that this rank reads in the evaluation after `step`; 0 if there is none."""
@@ -277,12 +333,11 @@ class MegatronHost:
     def finish_update(self, record: StepRecord) -> None:
         if record.skipped:
             return
-        local_update = _module("megatron.core.optimizer.optimizer").MixedPrecisionOptimizer.step_with_ready_grads
         for index, optimizer in enumerate(self.optimizers()):
             if record.updates[index] is Update.UNTOUCHED:
                 record.commit = Commit.PASSED  # the wrapper around the local update must not enter the commit again
                 with _without_timers(optimizer):
-                    local_update(optimizer)
+                    megatron_kinds.of(optimizer).update(optimizer)
 
     def stage_shards(self, shards: list[str], directory: Path) -> dict[str, str]:
         self._check_mine(shards)
@@ -298,6 +353,11 @@ class MegatronHost:
         if part != self.part():
             raise files.DumpError(f"asked to write part {part}, but this rank is {self.part()}")
         return megatron_dump.write_part(self, state, sources, directory)
+
+    def complete(self, step: int, parts: list[str], directory: Path) -> dict[Path, str]:
+        if args().ckpt_format != "torch_dist":
+            return {}
+        return megatron_torch_dist.complete(self.checkpoint_directory(directory, step), directory, parts)
 
     # ------------------------------------------------------------------------------------------- repair
 
@@ -321,27 +381,38 @@ class MegatronHost:
 
     def send_shard(self, shard: str, target: int) -> None:
         if shard == self._unowned:
-            megatron_shards.send_unowned(self.optimizers(), self.model, target)
+            megatron_shards.send_unowned(self.model, target)
             return
         self._check_mine([shard])
-        megatron_shards.send(self.optimizers(), self.model, target)
-        if self.partners is not None:
+        if (optimizer := self.optimizer_of(shard)) is not None:
+            megatron_shards.send(optimizer, target)
+        if self._brings_unowned(shard):
+            megatron_shards.send_unowned(self.model, target)
+        if self.partners is not None and megatron_shards.is_dense(shard):
             self.partners.send(target)
 
     def receive_shard(self, shard: str, source: int) -> None:
         if shard == self._unowned:
             self._overwrite()
-            megatron_shards.receive_unowned(self.optimizers(), self.model, source)
+            megatron_shards.receive_unowned(self.model, source)
             return
         self._check_mine([shard])
         self._overwrite()
-        megatron_shards.receive(self.optimizers(), self.model, source)
-        if self.partners is not None:
+        if (optimizer := self.optimizer_of(shard)) is not None:
+            megatron_shards.receive(optimizer, source)
+        if self._brings_unowned(shard):
+            megatron_shards.receive_unowned(self.model, source)
+        if self.partners is not None and megatron_shards.is_dense(shard):
             self.partners.receive(source)
 
+    def _brings_unowned(self, shard: str) -> bool:
+        """What no optimizer owns comes with the last shard: where experts are divided, all its holders are of one
+        part."""
+        return shard == self.info().holds[-1]
+
     def _overwrite(self) -> None:
-        """All of this rank's state is about to be replaced: its shard and the tensors that nobody owns by a holder's,
-        gradients by zeros, parameters by a gather, or everything by a checkpoint."""
+        """All of this rank's state is about to be replaced: its shards and the tensors that nobody owns by a holder's,
+        gradients by zeros, parameters by a gather, or everything by a checkpoint. To say so twice does no harm."""
         self.platform.make_safe(megatron_shards.state_tensors(self.model, self.optimizers()))
 
     @property
@@ -350,6 +421,7 @@ class MegatronHost:
         return f"{self.part()}/unowned"
 
     def roll_back(self, state: SmallState, again: bool) -> None:
+        self._buffers_of = (state.step, state.buffers)
         megatron_rollback.roll_back(self, state, again)
         self.set_flops(state.flops)
         self._give_randomness(state.step)
@@ -375,6 +447,7 @@ class MegatronHost:
         return state
 
     def take_place(self, state: SmallState) -> None:
+        self._buffers_of = (state.step, state.buffers)
         megatron_rewind.take_place(self, state)
         self._given = None
         self.set_flops(state.flops)
@@ -386,6 +459,7 @@ class MegatronHost:
     def load(self, step: int) -> None:
         base = self._place_of(step)
         self._given = None
+        self._buffers_of = (-1, {})
         try:
             megatron_rewind.rewind(self, step, base)
             self._give_randomness(step)
@@ -411,7 +485,7 @@ class MegatronHost:
     # ------------------------------------------------------------------------------------------- memory
 
     def memory(self) -> tuple[int, int]:
-        """(bytes, parameters) on this rank: parameters, gradient buffers, fp32 main copies and moments.
+        """(bytes, parameters) on this rank: parameters, gradient buffers, main parameters and gradients, moments.
 
         Storage is counted once, however many tensors view it.
         """
@@ -421,12 +495,14 @@ class MegatronHost:
             for parameter in chunk.parameters():
                 parameters += parameter.numel()
                 _count(storages, parameter.data)
-            for buffer in chunk.buffers if isinstance(chunk.buffers, list) else []:
+            for buffer in megatron_shards.gradient_buffers(chunk):
                 _count(storages, buffer.grad_data)
         for optimizer in self.optimizers():
             for group in optimizer.optimizer.param_groups:
                 for main in group["params"]:
                     _count(storages, main.data)
+                    if main.grad is not None:  # a copy where gradients have 16 bits, otherwise a view
+                        _count(storages, main.grad)
                     for value in optimizer.optimizer.state.get(main, {}).values():
                         if torch.is_tensor(value) and value.numel() > 1:
                             _count(storages, value)

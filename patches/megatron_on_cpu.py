@@ -9,6 +9,7 @@ otherwise in a process that has no device.
 from __future__ import annotations
 
 import builtins
+import copy
 import importlib.abc
 import importlib.machinery
 import importlib.util
@@ -111,6 +112,30 @@ def _distrib_optimizer(module: Any) -> None:
 
 
 def _filesystem_async(module: Any) -> None:
+    _staged_copies(module)
+    _write_item_with_format(module)
+
+
+def _staged_copies(module: Any) -> None:
+    """All releases: a save in the background copies tensors from the device to the host before training goes on. What
+    lies on the host already is not copied, and is written while training changes it."""
+    cls = getattr(module, "FileSystemWriterAsync", None)
+    prepare = getattr(cls, "prepare_write_data", None)
+    if cls is None or prepare is None:
+        return
+
+    def prepare_copies(self: Any, *args: Any, **kwargs: Any) -> Any:
+        result = prepare(self, *args, **kwargs)
+        self.write_buckets = [
+            (*place, (objects, [(item, tensor.clone()) for item, tensor in tensors]))
+            for *place, (objects, tensors) in self.write_buckets or ()
+        ]
+        return result
+
+    cls.prepare_write_data = prepare_copies
+
+
+def _write_item_with_format(module: Any) -> None:
     """0.12 with torch 2.8 or newer: the private function of torch that it calls has one more required argument."""
     write_item = getattr(module, "_write_item", None)
     if write_item is None:
@@ -129,11 +154,31 @@ def _filesystem_async(module: Any) -> None:
     module._write_item = with_format
 
 
+def _torch_norm(module: Any) -> None:
+    """0.12 and newer: torch's norms are refused with sequence parallelism. The norms that are not (apex's, and
+    TransformerEngine's) only mark their parameters: Megatron then adds up their gradients over tensor-parallel ranks.
+    """
+    make = module.WrappedTorchNorm.__new__
+
+    def make_with_mark(cls: Any, config: Any, *args: Any, **kwargs: Any) -> Any:
+        if not config.sequence_parallel:
+            return make(cls, config, *args, **kwargs)
+        plain = copy.copy(config)
+        plain.sequence_parallel = False
+        norm = make(cls, plain, *args, **kwargs)
+        for parameter in norm.parameters():
+            parameter.sequence_parallel = True
+        return norm
+
+    module.WrappedTorchNorm.__new__ = make_with_mark
+
+
 _HOOKS: dict[str, Callable[[Any], None]] = {
     "megatron.core.datasets.utils": _dataset_helpers,
     "megatron.core.utils": _core_utils,
     "megatron.core.fp8_utils": _fp8_utils,
     "megatron.core.tensor_parallel.random": _random,
+    "megatron.core.transformer.torch_norm": _torch_norm,
     "megatron.core.optimizer.distrib_optimizer": _distrib_optimizer,
     "megatron.core.dist_checkpointing.strategies.filesystem_async": _filesystem_async,
     "megatron.legacy.fused_kernels": _fused_kernels,

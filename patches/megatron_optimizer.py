@@ -1,9 +1,9 @@
 """megatron.core.optimizer.optimizer: the commit point and the stamps of the update.
 
-`step_with_ready_grads` of the mixed-precision optimizer is the local update of one optimizer of the chain: gradients
-are reduced, unscaled and clipped before it, and the distributed optimizer gathers parameters after it. The first one in
-a step is preceded by the commit; a step that ends without an update (overflow, norm above the threshold, no trainable
-parameter on this rank) commits at its end.
+`step_with_ready_grads` of the mixed-precision or the fp32 optimizer is the local update of one optimizer of the chain:
+gradients are reduced, unscaled and clipped before it, and the distributed optimizer gathers parameters after it. The
+first one in a step is preceded by the commit; a step that ends without an update (overflow, norm above the threshold,
+no trainable parameter on this rank) commits at its end.
 """
 
 from __future__ import annotations
@@ -38,8 +38,22 @@ def mixed_precision_step(wrapped: Callable[..., Any], instance: Any, args: Argum
     return _step(wrapped, instance, args, kwargs)
 
 
+@REGISTRY.wrap(f"{MODULE}:FP32Optimizer.step", **HA)
+def fp32_step(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    return _step(wrapped, instance, args, kwargs)
+
+
+@REGISTRY.wrap(f"{MODULE}:FP32Optimizer.step_with_ready_grads", **HA)
+def fp32_local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    return _local_update(wrapped, instance, args, kwargs)
+
+
 @REGISTRY.wrap(f"{MODULE}:MixedPrecisionOptimizer.step_with_ready_grads", **HA)
 def local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    return _local_update(wrapped, instance, args, kwargs)
+
+
+def _local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     session = runtime.session()
     if session is None:
         return wrapped(*args, **kwargs)

@@ -33,11 +33,16 @@ def _args() -> Any:
 
 
 class Loaders:
-    """The data loaders of this rank: from them the iterators are made anew. None: this rank reads no such data."""
+    """The data loaders of this rank: from them the iterators are made anew. Empty: this rank reads no such data."""
 
-    def __init__(self, train: Any, validation: Any) -> None:
-        self.train = train
-        self.validation = [loader for loader in validation or () if loader is not None]
+    def __init__(self) -> None:
+        self.train: list[Any] = []
+        self.validation: list[Any] = []
+
+    def add(self, train: Any, validation: Any) -> None:
+        """Megatron builds them once for each stage of this rank, and none (None) where that stage reads no data."""
+        self.train += [train] if train is not None else []
+        self.validation += [loader for loader in validation or () if loader is not None]
 
 
 def why_not(host: MegatronHost) -> str:
@@ -49,7 +54,7 @@ def why_not(host: MegatronHost) -> str:
         return "--phase-transition-iterations: the data of a phase is not put back to an earlier step in this version"
     if getattr(space, "multiple_validation_sets", False):
         return "--multiple-validation-sets: their positions are not put back in this version"
-    if host.loaders is None or (host.loaders.train is None and megatron_rollback.iterators(host.data)):
+    if host.loaders is None or len(host.loaders.train) != len(megatron_rollback.iterators(host.data)):
         return "the training data does not come from Megatron's own data loader"
     return ""
 
@@ -141,8 +146,8 @@ def _data(host: MegatronHost) -> None:
     consumed = 0 if getattr(space, "full_validation", False) else space.consumed_valid_samples
     kind = "cyclic" if getattr(space, "full_validation", False) else space.dataloader_type
     assert loaders is not None
-    for iterator in megatron_rollback.iterators(host.data):
-        _begin(iterator, loaders.train, space.consumed_train_samples, space.dataloader_type)
+    for iterator, loader in zip(megatron_rollback.iterators(host.data), loaders.train, strict=True):
+        _begin(iterator, loader, space.consumed_train_samples, space.dataloader_type)
     for iterator, loader in zip(megatron_rollback.iterators(host.validation), loaders.validation, strict=True):
         _begin(iterator, loader, consumed, kind)
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from mindspeed_tft.patches import megatron_kinds
 from mindspeed_tft.recovery.record import SmallState
 from mindspeed_tft.recovery.replay import ReplayIterator
 
@@ -73,6 +74,14 @@ def timers(_host: MegatronHost) -> None:
         timer._started = False
 
 
+def expert_counts(host: MegatronHost) -> None:
+    """What routers count up in a step: tokens of each expert, and what is logged of their losses."""
+    config = _module("megatron.core.utils").get_model_config(host.model[0])
+    if config.num_moe_experts:
+        _module("megatron.core.distributed.finalize_model_grads").reset_model_temporary_tensors(config, host.model)
+        _module("megatron.core.transformer.moe.moe_logging").get_moe_metrics_tracker().clear()
+
+
 # ------------------------------------------------------------------------------------------- the state of step S
 
 
@@ -125,6 +134,11 @@ def optimizer_scalars(host: MegatronHost, state: SmallState) -> None:
             scaler.load_state_dict(saved)
 
 
+def buffers(host: MegatronHost, state: SmallState) -> None:
+    """What a step changes of the model by itself, before its commit."""
+    host.buffers.write(state.buffers)
+
+
 def data(host: MegatronHost, _state: SmallState) -> None:
     """The batches of the broken step come again; what Megatron kept for its own replay is dropped."""
     for iterator in _data_iterators(host):
@@ -153,21 +167,30 @@ def parameters(host: MegatronHost, _state: SmallState) -> None:
     next step.
     """
     with torch.no_grad():
-        for optimizer in host.optimizers():
-            optimizer._copy_main_params_to_model_params()
-        for chunk in host.model:
-            chunk.start_param_sync(force_sync=True)
+        kinds = [megatron_kinds.of(optimizer) for optimizer in host.optimizers()]
+        for kind, optimizer in zip(kinds, host.optimizers(), strict=True):
+            kind.to_model(optimizer)
+        for kind in dict.fromkeys(kinds):
+            kind.gather(host.model)
     for group in _bucket_groups(host):
         group.param_gather_handle = None
         group.param_gather_dispatched = False
 
 
-ABANDON: tuple[Callable[[MegatronHost], None], ...] = (bucket_groups, gradients, forward_hooks, callbacks, timers)
+ABANDON: tuple[Callable[[MegatronHost], None], ...] = (
+    bucket_groups,
+    gradients,
+    forward_hooks,
+    callbacks,
+    timers,
+    expert_counts,
+)
 PUT_BACK: tuple[Callable[[MegatronHost, SmallState], None], ...] = (
     rerun_machine,
     random_states,
     counters,
     optimizer_scalars,
+    buffers,
     data,
     parameters,
 )

@@ -1,7 +1,6 @@
-"""Optimizer shards of Megatron's distributed optimizer as plain tensors: take them out, put them back, send, receive.
+"""What a rank gives to another in a recovery: optimizer shards with their counts, and tensors that no optimizer owns.
 
-A shard is what one rank of an optimizer instance owns: main parameters and moments, per buffer and bucket. Its layout
-is the same on all ranks that hold it, so what travels is raw numbers in a fixed order, never a description of them.
+What a shard is, and how it is taken out and put back, is `megatron_kinds`.
 """
 
 from __future__ import annotations
@@ -12,79 +11,15 @@ from typing import Any
 
 import torch
 
+from mindspeed_tft.patches import megatron_kinds
 from mindspeed_tft.recovery import files
 
 DIGEST = 32  # bytes of a sha256
 
 
-def buckets(optimizer: Any) -> Iterator[tuple[int, Any, int, Any]]:
-    """(buffer index, its dtype key, bucket index, range map) in the order of Megatron's own state."""
-    for buffer_index, ranges in enumerate(optimizer.gbuf_ranges):
-        for dtype, per_bucket in ranges.items():
-            for bucket_index, ranges_of_bucket in enumerate(per_bucket):
-                yield buffer_index, dtype, bucket_index, ranges_of_bucket
-
-
-def state_keys(optimizer: Any) -> tuple[str, ...]:
-    return tuple(getattr(optimizer, "optimizer_state_keys", ("exp_avg", "exp_avg_sq")))
-
-
-def main_and_state(optimizer: Any, parameter: Any) -> dict[str, torch.Tensor]:
-    """Main parameter and moments of the slice of `parameter` that this rank owns; no moments before the first step."""
-    getter = getattr(optimizer, "_get_main_param_and_optimizer_states", None)
-    if getter is not None:
-        found: dict[str, torch.Tensor] = getter(parameter)
-        return found
-    group, order = optimizer.model_param_group_index_map[parameter]
-    main = optimizer.optimizer.param_groups[group]["params"][order]
-    return {"param": main, **optimizer.optimizer.state[main]}
-
-
-def _pieces(optimizer: Any, key: str) -> Iterator[tuple[str, int, int, Any]]:
-    """(name of the bucket's tensor, begin, end, parameter) of everything that this rank owns, in one order."""
-    for buffer_index, _, bucket_index, ranges in buckets(optimizer):
-        for parameter, where in ranges["param_map"].items():
-            yield f"{buffer_index}/{bucket_index}/{key}", where["gbuf_local"].start, where["gbuf_local"].end, parameter
-
-
-def local_shards(optimizer: Any) -> dict[str, torch.Tensor]:
-    """This rank's shards of main parameters and moments: float32 CPU tensors of shape (bucket elements / ranks of the
-    optimizer instance,), named "buffer/bucket/key". Gaps between parameters are zero, as in Megatron's own files; so
-    are moments that do not exist yet."""
-    ranks = optimizer.data_parallel_group.size()
-    shards: dict[str, torch.Tensor] = {}
-    keys = ("param", *state_keys(optimizer))
-    for buffer_index, _, bucket_index, _ in buckets(optimizer):
-        numel = optimizer.buffers[buffer_index].buckets[bucket_index].grad_data.numel() // ranks
-        for key in keys:
-            shards[f"{buffer_index}/{bucket_index}/{key}"] = torch.zeros(numel, dtype=torch.float32)
-    for key in keys:
-        for name, begin, end, parameter in _pieces(optimizer, key):
-            tensors = main_and_state(optimizer, parameter)
-            if key in tensors:
-                shards[name][begin:end].copy_(tensors[key].detach().reshape(-1))
-    return shards
-
-
-@torch.no_grad()
-def put_shards(optimizer: Any, shards: dict[str, torch.Tensor], with_state: bool) -> None:
-    """The opposite of `local_shards`, into the tensors that are there. Without state the moments are forgotten, as
-    before the first step."""
-    inner = optimizer.optimizer
-    for name, begin, end, parameter in _pieces(optimizer, "param"):
-        main = main_and_state(optimizer, parameter)["param"]
-        main.view(-1).copy_(shards[name][begin:end])
-        if not with_state:
-            inner.state.pop(main, None)
-    if not with_state:
-        return
-    for key in state_keys(optimizer):
-        for name, begin, end, parameter in _pieces(optimizer, key):
-            tensors = main_and_state(optimizer, parameter)
-            if key not in tensors:
-                inner.state[tensors["param"]][key] = torch.zeros_like(tensors["param"])
-                tensors = main_and_state(optimizer, parameter)
-            tensors[key].view(-1).copy_(shards[name][begin:end])
+def is_dense(shard: str) -> bool:
+    """Whether this shard id ("part/dense/number" or "part/expert/number") names one of what no expert has."""
+    return shard.split("/")[1] == "dense"
 
 
 def _counts(optimizer: Any) -> list[float]:
@@ -132,10 +67,10 @@ def _put_counts(optimizer: Any, counts: list[float]) -> None:
             position += 1
 
 
-def unowned(model: list[Any], optimizers: list[Any]) -> list[torch.Tensor]:
+def unowned(model: list[Any]) -> list[torch.Tensor]:
     """Tensors that no optimizer owns: frozen parameters and buffers, in the model's order. DDP hides the buffers of
     the module that it wraps, so the inner module is asked."""
-    owned = {id(p) for optimizer in optimizers for buffer in optimizer.buffers for p in buffer.param_index_map}
+    owned = {id(p) for chunk in model for buffer in gradient_buffers(chunk) for p in buffer.param_index_map}
     found: list[torch.Tensor] = []
     for chunk in model:
         module = chunk.module
@@ -149,7 +84,7 @@ def state_tensors(model: list[Any], optimizers: list[Any]) -> Iterator[torch.Ten
     for chunk in model:
         yield from chunk.parameters()
         yield from (buffer for _, buffer in chunk.named_buffers())  # persistent or not
-        for buffer in _gradient_buffers(chunk):
+        for buffer in gradient_buffers(chunk):
             yield from (tensor for tensor in (buffer.grad_data, buffer.param_data) if tensor is not None)
     for optimizer in optimizers:
         scaler = getattr(optimizer, "grad_scaler", None)
@@ -164,7 +99,7 @@ def state_tensors(model: list[Any], optimizers: list[Any]) -> Iterator[torch.Ten
             yield from (value for value in inner.state.get(main, {}).values() if torch.is_tensor(value) and value.dim())
 
 
-def _gradient_buffers(chunk: Any) -> list[Any]:
+def gradient_buffers(chunk: Any) -> list[Any]:
     """Of Megatron's data-parallel wrapper, whose `buffers` hides that of `torch.nn.Module`."""
     found = [getattr(chunk, name, None) for name in ("buffers", "expert_parallel_buffers")]
     return [buffer for buffers in found if isinstance(buffers, list) for buffer in buffers]
@@ -173,52 +108,47 @@ def _gradient_buffers(chunk: Any) -> list[Any]:
 # ------------------------------------------------------------------------------------------------ on the way
 
 
-def send(optimizers: list[Any], model: list[Any], target: int) -> int:
-    """Send this rank's shard, update counts and unowned tensors; returns the bytes sent. Blocks until taken."""
-    total = 0
-    for optimizer in optimizers:
-        shards = local_shards(optimizer)
-        flat = torch.cat([shards[name] for name in sorted(shards)])
-        begun = any(count >= 0 for count in _counts(optimizer)[len(_scaler(optimizer)) :])
-        total += _send(torch.tensor([float(begun), *_counts(optimizer)], dtype=torch.float64), target)
-        total += _send(flat, target)
-    return total + send_unowned(optimizers, model, target)
+def send(optimizer: Any, target: int) -> int:
+    """Send this rank's shard of one optimizer, with its update counts; returns the bytes sent. Blocks until taken."""
+    shard = megatron_kinds.of(optimizer).take(optimizer)
+    flat = torch.cat([shard[name] for name in sorted(shard)])
+    begun = any(count >= 0 for count in _counts(optimizer)[len(_scaler(optimizer)) :])
+    sent = _send(torch.tensor([float(begun), *_counts(optimizer)], dtype=torch.float64), target)
+    return sent + _send(flat, target)
 
 
-def send_unowned(optimizers: list[Any], model: list[Any], target: int) -> int:
-    """Send the tensors that no optimizer owns; returns the bytes sent."""
-    return sum(_send(tensor.detach().cpu().contiguous(), target) for tensor in unowned(model, optimizers))
-
-
-def receive(optimizers: list[Any], model: list[Any], source: int) -> int:
+def receive(optimizer: Any, source: int) -> int:
     """Take what `send` sends, into this rank's own tensors; returns the bytes taken.
 
     Raises:
         DumpError: something arrived with another hash than it was sent with.
     """
-    total = 0
-    for optimizer in optimizers:
-        shards = local_shards(optimizer)
-        head = torch.empty(1 + len(_counts(optimizer)), dtype=torch.float64)
-        flat = torch.empty(sum(shard.numel() for shard in shards.values()), dtype=torch.float32)
-        total += _receive(head, source) + _receive(flat, source)
-        names = sorted(shards)
-        parts = torch.split(flat, [shards[name].numel() for name in names])
-        begun = bool(head[0])
-        put_shards(optimizer, dict(zip(names, parts, strict=True)), with_state=begun)
-        _put_counts(optimizer, head[1:].tolist())
-    return total + receive_unowned(optimizers, model, source)
+    kind = megatron_kinds.of(optimizer)
+    shard = kind.take(optimizer)
+    head = torch.empty(1 + len(_counts(optimizer)), dtype=torch.float64)
+    flat = torch.empty(sum(tensor.numel() for tensor in shard.values()), dtype=torch.float32)
+    taken = _receive(head, source) + _receive(flat, source)
+    names = sorted(shard)
+    parts = torch.split(flat, [shard[name].numel() for name in names])
+    kind.put(optimizer, dict(zip(names, parts, strict=True)), with_state=bool(head[0]))
+    _put_counts(optimizer, head[1:].tolist())
+    return taken
+
+
+def send_unowned(model: list[Any], target: int) -> int:
+    """Send the tensors that no optimizer owns; returns the bytes sent."""
+    return sum(_send(tensor.detach().cpu().contiguous(), target) for tensor in unowned(model))
 
 
 @torch.no_grad()
-def receive_unowned(optimizers: list[Any], model: list[Any], source: int) -> int:
+def receive_unowned(model: list[Any], source: int) -> int:
     """Take what `send_unowned` sends; returns the bytes taken.
 
     Raises:
         DumpError: as `receive`.
     """
     total = 0
-    for tensor in unowned(model, optimizers):
+    for tensor in unowned(model):
         taken = torch.empty(tensor.shape, dtype=tensor.dtype)
         total += _receive(taken, source)
         tensor.copy_(taken)

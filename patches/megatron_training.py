@@ -11,11 +11,18 @@ from typing import Any
 
 import torch
 
-from mindspeed_tft import runtime
-from mindspeed_tft.patches import megatron_host, megatron_rewind, megatron_rollback, torch_distributed
+from mindspeed_tft import arguments, runtime
+from mindspeed_tft.patches import (
+    megatron_host,
+    megatron_rewind,
+    megatron_rollback,
+    megatron_verify,
+    torch_distributed,
+)
 from mindspeed_tft.patches.groups import HA
 from mindspeed_tft.platforms import Platform
 from mindspeed_tft.recovery import signals
+from mindspeed_tft.recovery.files import DumpError
 from mindspeed_tft.recovery.session import settle
 from mindspeed_tft.registry import REGISTRY
 
@@ -81,6 +88,7 @@ def _exit_if_due(session: Any, args: Arguments) -> None:
         return
     if space.save:
         _save(session, args)
+    importlib.import_module("megatron.training.async_utils").maybe_finalize_async_save(blocking=True, terminate=True)
     torch.distributed.barrier()
     runtime.training_ends()
     raise SystemExit(0)
@@ -141,16 +149,34 @@ def save_checkpoint(wrapped: Callable[..., Any], _instance: Any, args: Arguments
     if session is None or kwargs.get("non_persistent_ckpt"):
         return wrapped(*args, **kwargs)
     step = int(args[0] if args else kwargs["iteration"])
+    session.saving(step)
     session.host.saving(step)
+    megatron_verify.forget(session.host, step)
     result = wrapped(*args, **kwargs)
-    session.host.saved(step)
+    if megatron_host.args().async_save:
+        session.host.save_begun(step)
+    else:
+        session.host.saved(step)
     return result
 
 
 @REGISTRY.wrap("megatron.training.checkpointing:load_checkpoint", **HA)
 def load_checkpoint(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
-    """A newcomer starts without its peers, and gets its state from them: there is nothing to load, and no step yet."""
-    return (0, 0) if torch_distributed.alone() else wrapped(*args, **kwargs)
+    """A newcomer starts without its peers, and gets its state from them: there is nothing to load, and no step yet.
+
+    A dump of ours is loaded only if its files are what they were.
+    """
+    if torch_distributed.alone():
+        return (0, 0)
+    session = runtime.session()
+    if session is not None and kwargs.get("load_arg", args[3] if len(args) > 3 else "load") == "load":
+        try:
+            megatron_verify.check_load(session.host)
+        except DumpError as exc:
+            if session.host.model:
+                raise  # online: an older checkpoint is taken
+            arguments.leave(f"--load: {exc}", session.info.rank)
+    return wrapped(*args, **kwargs)
 
 
 @REGISTRY.wrap(f"{MODULE}:build_train_valid_test_data_loaders", **HA)
@@ -159,7 +185,8 @@ def build_data_loaders(wrapped: Callable[..., Any], _instance: Any, args: Argume
     result = wrapped(*args, **kwargs)
     session = runtime.session()
     if session is not None:
-        session.host.loaders = megatron_rewind.Loaders(result[0], result[1])
+        session.host.loaders = session.host.loaders or megatron_rewind.Loaders()
+        session.host.loaders.add(result[0], result[1])
     return result
 
 

@@ -26,13 +26,15 @@ ENV_CACHE = "TFT_DRILL_CACHE"
 # Everything after `--` is for Megatron.
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
 
+DEFAULT_REPLICAS = 2
+
 COLOURS = {"exact": "green", "inexact": "red", "degraded": "yellow", "lost": "red"}
 
 
 def command(
     context: typer.Context,
     preset: Annotated[str, typer.Option(help="What is rehearsed: dump, retry or recover.")] = "dump",
-    layout: Annotated[str, typer.Option(help="Parallel sizes, such as dp4, tp2dp2, pp2dp2, tp2pp2dp2.")] = "dp4",
+    layout: Annotated[str, typer.Option(help="Parallel sizes, such as dp4, tp2dp2, pp2dp2, ep2dp4.")] = "dp4",
     fault: Annotated[
         Optional[list[str]],  # noqa: UP045  typer reads this annotation on Python 3.10 as well
         typer.Option(
@@ -56,7 +58,14 @@ def command(
             help="Copies of each shard of the optimizer; without preset dump also 1: then a lost shard comes from the "
             "last periodic checkpoint, and steps since then are computed again."
         ),
-    ] = 2,
+    ] = DEFAULT_REPLICAS,
+    distributed_optimizer: Annotated[
+        bool,
+        typer.Option(
+            "--distributed-optimizer/--no-distributed-optimizer",
+            help="Megatron's --use-distributed-optimizer. Without it every data-parallel rank holds everything.",
+        ),
+    ] = True,
     save_interval: Annotated[
         Optional[int],  # noqa: UP045
         typer.Option(
@@ -128,6 +137,7 @@ def command(
             warm_standby=warm_standby,
             nodes=nodes,
             rendezvous=rendezvous,
+            sharded=distributed_optimizer,
         )
         check_files(json_file, keep)
     except SpecError as error:
@@ -148,7 +158,7 @@ def make_plan(
     faults: list[str] | None = None,
     steps: int = 12,
     dtype: str = "fp32",
-    replicas: int = 2,
+    replicas: int = DEFAULT_REPLICAS,
     seed: int = 1234,
     megatron: Path | None = None,
     compare: bool = True,
@@ -159,6 +169,7 @@ def make_plan(
     warm_standby: bool = False,
     nodes: int | None = None,
     rendezvous: str = jobs.RENDEZVOUS[0],
+    sharded: bool = True,
 ) -> Plan:
     """Read and check all arguments of a drill.
 
@@ -166,6 +177,9 @@ def make_plan(
         SpecError: names the argument and what would be right.
     """
     sizes = spec.parse_layout(layout)
+    if not sharded and replicas != DEFAULT_REPLICAS:
+        raise SpecError(f"--replicas {replicas}: with --no-distributed-optimizer every data-parallel rank holds all")
+    replicas = replicas if sharded else max(1, sizes.dp // sizes.ep)
     wanted = tuple(spec.parse_fault(text) for text in faults or [spec.DEFAULT_FAULT.get(preset, "kill@1:7:backward")])
     nodes = spec.default_nodes(wanted) if nodes is None else nodes
     spec.check_drill(preset, sizes, wanted, steps, replicas, dtype, save_interval, nodes)
@@ -194,6 +208,7 @@ def make_plan(
         warm_standby=warm_standby,
         nodes=nodes,
         rendezvous=rendezvous,
+        sharded=sharded,
     )
 
 

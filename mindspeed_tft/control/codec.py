@@ -41,12 +41,18 @@ def clean(text: str, limit: int = MAX_TEXT) -> str:
 
 def info_to_wire(info: t.RankInfo) -> wire.RankInfo:
     return wire.RankInfo(
-        rank=info.rank, host=info.host, pid=info.pid, part=info.part, dp_rank=info.dp_rank, holds=list(info.holds)
+        rank=info.rank,
+        host=info.host,
+        pid=info.pid,
+        part=info.part,
+        dp_rank=info.dp_rank,
+        holds=info.holds,
+        needs=info.needs,
     )
 
 
 def info_from_wire(m: wire.RankInfo) -> t.RankInfo:
-    return t.RankInfo(m.rank, m.host, m.pid, m.part, m.dp_rank, tuple(m.holds))
+    return t.RankInfo(m.rank, m.host, m.pid, m.part, m.dp_rank, tuple(m.holds), tuple(m.needs))
 
 
 def report_to_wire(r: t.RankReport) -> wire.RankReport:
@@ -61,6 +67,9 @@ def report_to_wire(r: t.RankReport) -> wire.RankReport:
         rng_end=r.rng_end,
         epoch=r.epoch,
         checkpoints=r.checkpoints,
+        digests=r.digests,
+        stamps=r.stamps,
+        saved=r.saved,
     )
 
 
@@ -80,6 +89,9 @@ def report_from_wire(m: wire.RankReport) -> t.RankReport:
         m.rng_end,
         m.epoch,
         tuple(m.checkpoints),
+        dict(m.digests),
+        dict(m.stamps),
+        dict(m.saved),
     )
 
 

@@ -8,23 +8,46 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class RankInfo(_message.Message):
-    __slots__ = ("rank", "host", "pid", "part", "dp_rank", "holds")
+    __slots__ = ("rank", "host", "pid", "part", "dp_rank", "holds", "needs")
     RANK_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     PART_FIELD_NUMBER: _ClassVar[int]
     DP_RANK_FIELD_NUMBER: _ClassVar[int]
     HOLDS_FIELD_NUMBER: _ClassVar[int]
+    NEEDS_FIELD_NUMBER: _ClassVar[int]
     rank: int
     host: str
     pid: int
     part: str
     dp_rank: int
     holds: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., part: _Optional[str] = ..., dp_rank: _Optional[int] = ..., holds: _Optional[_Iterable[str]] = ...) -> None: ...
+    needs: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rank: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., part: _Optional[str] = ..., dp_rank: _Optional[int] = ..., holds: _Optional[_Iterable[str]] = ..., needs: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class RankReport(_message.Message):
-    __slots__ = ("rank", "step", "commit", "update", "fault", "trusted", "rng_start", "rng_end", "epoch", "checkpoints")
+    __slots__ = ("rank", "step", "commit", "update", "fault", "trusted", "rng_start", "rng_end", "epoch", "checkpoints", "digests", "stamps", "saved")
+    class DigestsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class StampsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    class SavedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -35,6 +58,9 @@ class RankReport(_message.Message):
     RNG_END_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINTS_FIELD_NUMBER: _ClassVar[int]
+    DIGESTS_FIELD_NUMBER: _ClassVar[int]
+    STAMPS_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     rank: int
     step: int
     commit: str
@@ -45,7 +71,10 @@ class RankReport(_message.Message):
     rng_end: str
     epoch: int
     checkpoints: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., commit: _Optional[str] = ..., update: _Optional[str] = ..., fault: _Optional[str] = ..., trusted: _Optional[bool] = ..., rng_start: _Optional[str] = ..., rng_end: _Optional[str] = ..., epoch: _Optional[int] = ..., checkpoints: _Optional[_Iterable[int]] = ...) -> None: ...
+    digests: _containers.ScalarMap[str, str]
+    stamps: _containers.ScalarMap[str, str]
+    saved: _containers.ScalarMap[str, str]
+    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., commit: _Optional[str] = ..., update: _Optional[str] = ..., fault: _Optional[str] = ..., trusted: _Optional[bool] = ..., rng_start: _Optional[str] = ..., rng_end: _Optional[str] = ..., epoch: _Optional[int] = ..., checkpoints: _Optional[_Iterable[int]] = ..., digests: _Optional[_Mapping[str, str]] = ..., stamps: _Optional[_Mapping[str, str]] = ..., saved: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Hello(_message.Message):
     __slots__ = ("protocol", "session", "info", "epoch", "parked", "bare", "doubt", "began")

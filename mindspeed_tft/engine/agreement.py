@@ -15,6 +15,9 @@ from enum import Enum
 
 from mindspeed_tft.engine.types import Commit, RankReport, Update
 from mindspeed_tft.engine.words import ranks as _ranks
+from mindspeed_tft.engine.words import some
+
+Offered = tuple[RankReport, "Offer"]
 
 
 class Means(str, Enum):
@@ -33,6 +36,7 @@ class Offer:
     means: Means
     reason: str
     impossible: bool = False  # no order of events leads to this report beside the others: somebody is wrong
+    corrupt: bool = False  # the hash of a shard says that its memory is not what it was, or cannot be believed
 
     def __bool__(self) -> bool:
         return self.means is not Means.NONE
@@ -54,6 +58,11 @@ class Agreement:
     def impossible(self) -> tuple[int, ...]:
         """Ranks whose reports contradict the others, or themselves."""
         return tuple(sorted(rank for rank, offer in self.offers.items() if offer.impossible))
+
+    @property
+    def corrupt(self) -> tuple[int, ...]:
+        """Ranks whose shards are not what they were, or cannot be proved to be."""
+        return tuple(sorted(rank for rank, offer in self.offers.items() if offer.corrupt))
 
 
 def agree(
@@ -81,10 +90,10 @@ def agree(
     if not evidence:
         reason = f"no trusted report among {len(registered)} ranks ({sum(r in reports for r in registered)} reported)"
         return Agreement(-1, reason, _offers(reports, registered, -1, start))
-    gone = (report for report in departed if report.trusted and not contradicts_itself(report))
+    gone = [report for report in departed if report.trusted and not contradicts_itself(report)]
     witness = max((*evidence.values(), *gone), key=lambda report: (completed(report), -report.rank))
     step = completed(witness)
-    offers = _offers(reports, registered, step, start)
+    offers = _offers(reports, registered, step, start, gone)
     if step == 0 and not start:
         return Agreement(0, f"none of {len(evidence)} ranks completed a step", offers)
     against = [rank for rank in evidence if offers[rank].impossible]
@@ -97,9 +106,28 @@ def agree(
     return Agreement(step, _why(witness, step, len(evidence)), offers)
 
 
-def revise(agreement: Agreement, reports: Mapping[int, RankReport], registered: Collection[int]) -> Agreement:
-    """The same S with the offers of today: ranks have finished their update, failed in it, or reported late."""
-    return replace(agreement, offers=_offers(reports, registered, agreement.step))
+def revise(
+    agreement: Agreement,
+    reports: Mapping[int, RankReport],
+    registered: Collection[int],
+    start: bool = False,
+    departed: Collection[RankReport] = (),
+) -> Agreement:
+    """The same S with the offers of today: ranks have finished their update, failed in it, or reported late. `start`
+    and `departed` as for `agree`."""
+    gone = [report for report in departed if report.trusted and not contradicts_itself(report)]
+    return replace(agreement, offers=_offers(reports, registered, agreement.step, start, gone))
+
+
+def digests_of(agreement: Agreement, reports: Mapping[int, RankReport]) -> dict[str, str]:
+    """The hashes of the shards at S, by their ids, as far as some rank that can show S knows them. All that know one
+    agree on it, or they could not."""
+    return {
+        shard: digest
+        for rank, offer in sorted(agreement.offers.items())
+        if offer.means in (Means.AS_IS, Means.REWIND)
+        for shard, digest in reports[rank].digests.items()
+    }
 
 
 def completed(report: RankReport) -> int:
@@ -126,6 +154,8 @@ def offer_of(report: RankReport, step: int) -> Offer:
     where = f"step {report.step}, commit {report.commit.value}, update {report.update.value}"
     if contradicts_itself(report):
         return Offer(Means.NONE, f"contradicts itself: {where}", impossible=True)
+    if changed := changed_shard(report):
+        return Offer(Means.NONE, changed, corrupt=True)
     if report.step == step:
         return _offer_at(report, where)
     if report.step == step + 1 and report.commit is not Commit.PASSED:
@@ -145,14 +175,71 @@ def _offer_at(report: RankReport, where: str) -> Offer:
     return Offer(Means.NONE, f"its update of step {report.step} began and did not end")
 
 
+def changed_shard(report: RankReport) -> str:
+    """Which shard of this rank has another hash than it had after its last change; "" when none has."""
+    for shard, stamp in sorted(report.stamps.items()):
+        if report.digests.get(shard, stamp) != stamp:
+            step = report.step if report.update is Update.DONE else report.step - 1
+            return (
+                f"its shard {shard} does not have the hash that it had after the update of step {step} "
+                f"({_short(report.digests[shard])} instead of {_short(stamp)}): a bit of its memory flipped"
+            )
+    return ""
+
+
+def _compared(offers: dict[int, Offer], reports: Mapping[int, RankReport], gone: Collection[Offered]) -> None:
+    """Holders of a shard that are at the same step must have the same hash of it. Takes the offers of those back that
+    have another one than most; of all of them, where there is no majority: nothing shows which is right.
+
+    Args:
+        gone: what processes offered that were replaced. They have a voice, and no place in `offers`.
+    """
+    here = [(rank, reports[rank], offer) for rank, offer in offers.items() if offer]
+    said: dict[tuple[str, bool], dict[str, list[int]]] = {}  # (shard, before its update) -> hash -> who says so
+    for rank, report, offer in (*here, *((report.rank, report, offer) for report, offer in gone)):
+        for shard, digest in report.digests.items():
+            before = offer.means is Means.FINISH_UPDATE
+            said.setdefault((shard, before), {}).setdefault(digest, []).append(rank)
+    for rank, report, offer in here:
+        for shard, digest in sorted(report.digests.items()):
+            before = offer.means is Means.FINISH_UPDATE
+            if why := _outvoted(digest, said[shard, before]):
+                what = f"shard {shard}{' before its update' if before else ''}"
+                offers[rank] = Offer(Means.NONE, f"{why} of {what}", corrupt=True)
+
+
+def _outvoted(digest: str, said: Mapping[str, list[int]]) -> str:
+    """Why a shard with this hash is not believed, beside what is said of it; "" when it is."""
+    most = max(said, key=lambda other: (len(said[other]), other))
+    majority = 2 * len(said[most]) > sum(map(len, said.values()))
+    if majority and digest == most:
+        return ""
+    told = some(f"{_short(other)}: {_ranks(who)}" for other, who in sorted(said.items()))
+    if majority:
+        return f"it has another hash than the majority ({told})"
+    return f"nothing shows whose hash is right ({told})"
+
+
+def _short(digest: str) -> str:
+    head, _, updates = digest.partition(":")
+    return head[:12] + (f" after {updates} updates" if updates else "")
+
+
 def _offers(
-    reports: Mapping[int, RankReport], registered: Collection[int], step: int, start: bool = False
+    reports: Mapping[int, RankReport],
+    registered: Collection[int],
+    step: int,
+    start: bool = False,
+    gone: Collection[RankReport] = (),
 ) -> dict[int, Offer]:
     silent = Offer(Means.NONE, "no report")
     if step < 0 or (step == 0 and not start):  # nothing proved, or nothing completed: there is no state to offer
         nothing = Offer(Means.NONE, "no completed step is proved")
         return {rank: nothing if rank in reports else silent for rank in registered}
-    return {rank: offer_of(reports[rank], step) if rank in reports else silent for rank in registered}
+    offers = {rank: offer_of(reports[rank], step) if rank in reports else silent for rank in registered}
+    left = [(report, offer) for report in gone if (offer := offer_of(report, step))]
+    _compared(offers, reports, left)
+    return offers
 
 
 def _withdrawn(offer: Offer) -> Offer:

@@ -3,19 +3,20 @@
 Stages: decide S and a plan -> finish updates -> stage shards -> write parts -> publish. A fault on the way ends the
 attempt: what it left is discarded, and the next tick plans again with who is left, so that losses seen together cost
 one attempt. At most three attempts, all within the dump's deadline. What happens to the ranks before and after is
-`machine`'s affair.
+`stops`' affair.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from enum import Enum
 
-from mindspeed_tft.engine.agreement import agree, revise
+from mindspeed_tft.engine.agreement import agree, digests_of, revise
 from mindspeed_tft.engine.desk import Desk, Payload
 from mindspeed_tft.engine.incident import EXIT_SAVED, EXIT_UNSAVED, Ending
 from mindspeed_tft.engine.planning import DumpPlan, NoPlan, plan_dump, rng_apart, rng_conflict
+from mindspeed_tft.engine.repair import finished, note_corrupt
 from mindspeed_tft.engine.roster import Roster
 from mindspeed_tft.engine.types import Commit, Deadlines, Order, OrderDone, OrderKind, RankReport, Update
 from mindspeed_tft.engine.words import count, ranks, some
@@ -75,7 +76,7 @@ class Dump:
         self.ending: Ending | None = None
         self.attempts: list[Attempt] = []
         self._desk, self._roster, self._deadlines = desk, roster, deadlines
-        self._reports, self._silent, self._directory = reports, silent, directory
+        self._reports, self._silent, self._directory, self._departed = reports, silent, directory, departed
         self._uncertain: dict[int, str] = {}  # told to finish its update, and nothing heard: any state is possible
         self._failures: dict[int, int] = {}  # rank -> weight of its orders that failed
         self._failing_hosts: set[str] = set()  # lost a rank during this dump
@@ -104,6 +105,7 @@ class Dump:
             self._fail("no step was completed, there is nothing to save")
         else:
             desk.note(f"S = {agreement.step}: {agreement.reason}")
+            note_corrupt(desk, agreement)
             self._plan()
 
     def refuse(self, why: str) -> None:
@@ -111,7 +113,7 @@ class Dump:
         self._fail(why)
 
     def _plan(self) -> None:
-        self.agreement = revise(self.agreement, self._reports, self._roster.infos)
+        self.agreement = revise(self.agreement, self._reports, self._roster.infos, departed=self._departed)
         plan = plan_dump(self._roster.infos, self._reports, self.agreement, self._excluded(), self._doubts())
         if isinstance(plan, NoPlan):
             self._fail(plan.reason)
@@ -163,12 +165,12 @@ class Dump:
         if self._doomed:
             self._fail_attempt(self._doomed)
             return
-        self.agreement = revise(self.agreement, self._reports, self._roster.infos)
+        self.agreement = revise(self.agreement, self._reports, self._roster.infos, departed=self._departed)
         excluded = self._excluded()
         able = [rank for rank, offer in self.agreement.offers.items() if offer and rank not in excluded]
         if conflict := rng_conflict(self._roster.infos, self._reports, self.agreement, able):
             self._fail(conflict)  # now that finished ranks know their digest
-        elif other := self._wrong_writer(able):
+        elif other := self._wrong_writer(able) or self._fallen():
             self._fail_attempt(other)
         else:
             self._stage_shards()
@@ -179,15 +181,33 @@ class Dump:
         apart = rng_apart(infos, self._reports, self.agreement, able)
         return next((text for part, text in sorted(apart.items()) if infos[writers[part]].dp_rank != 0), "")
 
+    def _fallen(self) -> str:
+        """Which rank of the plan cannot show S any more, now that the hashes of finished shards are known."""
+        offers = self.agreement.offers
+        fallen = [rank for rank in sorted(self.attempts[-1].plan.ranks) if not offers[rank]]
+        return some((f"rank {rank}: {offers[rank].reason}" for rank in fallen), limit=1)
+
+    @staticmethod
+    def _digests(known: Mapping[str, str], shards: Collection[str]) -> Payload:
+        """The right hashes of these shards at S, as far as they are known."""
+        found = {shard: known[shard] for shard in sorted(shards) if shard in known}
+        return {"digests": found} if found else {}
+
     def _stage_shards(self) -> None:
         attempt = self.attempts[-1]
         staged = attempt.plan.staged
+        known = digests_of(self.agreement, self._reports)  # once for all: it looks at every shard of the job
         attempt.touched |= staged.keys()
         self._run(
             Stage.STAGE,
             OrderKind.STAGE_SHARDS,
             {
-                rank: {"step": attempt.plan.step, "directory": attempt.directory, "shards": list(shards)}
+                rank: {
+                    "step": attempt.plan.step,
+                    "directory": attempt.directory,
+                    "shards": list(shards),
+                    **self._digests(known, shards),
+                }
                 for rank, shards in staged.items()
             },
         )
@@ -195,6 +215,7 @@ class Dump:
     def _write(self) -> None:
         attempt = self.attempts[-1]
         payloads: dict[int, Payload] = {}
+        known = digests_of(self.agreement, self._reports)
         for part in attempt.plan.parts:
             sources = {shard: "self" if rank == part.writer else f"rank:{rank}" for shard, rank in part.sources.items()}
             payloads[part.writer] = {
@@ -202,6 +223,7 @@ class Dump:
                 "directory": attempt.directory,
                 "part": part.part,
                 "sources": sources,
+                **self._digests(known, sources),
             }
         attempt.touched |= payloads.keys()
         self._run(Stage.WRITE, OrderKind.WRITE_PART, payloads)
@@ -243,8 +265,7 @@ class Dump:
         self._uncertain.pop(rank, None)
         report = self._reports[rank]
         if event.ok:
-            rng_end = event.result.get("rng_end", report.rng_end)
-            self._reports[rank] = replace(report, commit=Commit.PASSED, update=Update.DONE, rng_end=rng_end)
+            self._reports[rank] = finished(report, event)
         else:
             self._reports[rank] = replace(report, commit=Commit.PASSED, update=Update.DIRTY)
 

@@ -177,7 +177,8 @@ def plan_dump(
         return NoPlan(conflict)
     apart = rng_apart(infos, reports, agreement, able)
     chooser = _Chooser(infos, reports, agreement, excluded, able, doubts or {}, apart)
-    missing = [shard for part in chooser.shards_of.values() for shard in part if not chooser.sources_of(shard)]
+    wanted = dict.fromkeys(shard for part in chooser.shards_of.values() for shard in part)  # some by several parts
+    missing = [shard for shard in wanted if not chooser.sources_of(shard)]
     if missing:
         return NoPlan(chooser.explain_shards(missing), tuple(missing))
     unwritten = [part for part in chooser.shards_of if not chooser.writers_of(part)]
@@ -312,10 +313,25 @@ def contradiction(agreement: Agreement) -> str:
     return f"impossible reports ({told})"
 
 
-def loadable(reports: Iterable[RankReport], most: int) -> tuple[int, ...]:
-    """Steps up to `most` whose checkpoint every one of these ranks could load online, ascending."""
+def loadable(reports: Collection[RankReport], most: int) -> tuple[int, ...]:
+    """Steps up to `most` whose checkpoint every one of these ranks could load online, ascending. Not those at which
+    holders of the same shard had different hashes of it: what was saved then is the state of one of them."""
     lists = [set(report.checkpoints) for report in reports]
-    return tuple(sorted(step for step in set.intersection(*lists) if step <= most)) if lists else ()
+    if not lists:
+        return ()
+    apart = apart_when_saved(reports)
+    return tuple(sorted(step for step in set.intersection(*lists) if step <= most and step not in apart))
+
+
+def apart_when_saved(reports: Collection[RankReport]) -> set[int]:
+    """Steps of checkpoints at which holders of the same shard had different hashes of it."""
+    seen: dict[str, str] = {}
+    apart = set()
+    for report in reports:
+        for key, digest in report.saved.items():
+            if seen.setdefault(key, digest) != digest:
+                apart.add(int(key.partition("|")[0]))
+    return apart
 
 
 def unspoiled(reports: Iterable[RankReport], last: int) -> int:
@@ -394,10 +410,11 @@ class _Chooser:
             for shard in infos[rank].holds:
                 self._holders.setdefault(shard, []).append(rank)
         for part, members in sorted(self._members.items()):
-            self.shards_of[part] = sorted({shard for rank in members for shard in infos[rank].holds})
+            wanted = {shard for rank in members for shard in infos[rank].needs or infos[rank].holds}
+            self.shards_of[part] = sorted(wanted)
 
     def sources_of(self, shard: str) -> list[int]:
-        return [rank for rank in self._holders[shard] if rank in self._able]
+        return [rank for rank in self._holders.get(shard, ()) if rank in self._able]
 
     def writers_of(self, part: str) -> list[int]:
         return [rank for rank in self._members[part] if rank in self._able]
@@ -419,7 +436,10 @@ class _Chooser:
         return (second_to_none, *self._doubt(rank), -len(info.holds), info.dp_rank, rank)
 
     def explain_shards(self, missing: list[str]) -> str:
-        told = (f"{shard} ({self._became(self._holders[shard])})" for shard in missing)
+        told = (
+            f"{shard} ({self._became(self._holders.get(shard, [])) or 'no rank that holds it has registered'})"
+            for shard in missing
+        )
         return f"no holder left of shard {some(told, separator='; ')}"
 
     def explain_part(self, part: str) -> str:

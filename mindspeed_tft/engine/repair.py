@@ -5,7 +5,7 @@ Stages: finish updates -> regroup -> repair damaged ranks from holders -> roll b
 give damaged ranks what no checkpoint holds -> load the checkpoint -> resume. Each is one order to each rank concerned,
 with one deadline for all. A fault on the way ends the try: its caller stops everybody once more, and what to do next is
 decided from new reports, because only they tell what each rank has become. `Repairs` counts the tries, so that a step
-that breaks again and again is given up. What happens before and after is `machine`'s affair.
+that breaks again and again is given up. What happens before and after is `stops`' affair.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from enum import Enum
 
-from mindspeed_tft.engine.agreement import Agreement, agree
+from mindspeed_tft.engine.agreement import Agreement, agree, digests_of, revise
 from mindspeed_tft.engine.desk import Desk, Payload
 from mindspeed_tft.engine.incident import Fault
 from mindspeed_tft.engine.planning import (
@@ -38,6 +38,7 @@ REPAIRABLE = frozenset({"memory", "link"})  # kinds of faults that leave the pro
 NOTICED = REPAIRABLE | {"peer", "communication"}  # what ranks may say of others; with all alive, a broken link
 SPOILING = frozenset({"corrupted", "precision"})  # an update may have spread wrong numbers to every rank: rewound
 DAMAGING = frozenset({"memory", "corrupted"})  # the rank's own tensors may be damaged
+DIGEST = "digest:"  # before the id of a shard, in the result of an order
 
 Signature = tuple[int, tuple[tuple[str, int], ...]]  # S, and who is broken in which way
 
@@ -70,6 +71,22 @@ def unrepairable(faults: Iterable[Fault], roster: Roster, reports: Collection[in
     return ""
 
 
+def finished(report: RankReport, event: OrderDone) -> RankReport:
+    """What a rank would report now that it has finished its update."""
+    digests = {key.removeprefix(DIGEST): value for key, value in event.result.items() if key.startswith(DIGEST)}
+    rng_end = event.result.get("rng_end", report.rng_end)
+    return replace(
+        report, commit=Commit.PASSED, update=Update.DONE, rng_end=rng_end, digests=digests, stamps=dict(digests)
+    )
+
+
+def note_corrupt(desk: Desk, agreement: Agreement) -> None:
+    """Say loudly whose memory is not what it was: nobody else will."""
+    if agreement.corrupt:
+        told = some((f"rank {rank}: {agreement.offers[rank].reason}" for rank in agreement.corrupt), separator="; ")
+        desk.note(f"wrong shards, never a source: {told}", warn=True)
+
+
 class Repair:
     """One try. `failure` is set when it cannot succeed any more; the stage is `DONE` when everybody trains again."""
 
@@ -85,10 +102,11 @@ class Repair:
         until: float,
         half_loaded: bool = False,
         newcomers: Collection[int] = (),
+        departed: Collection[RankReport] = (),
     ) -> None:
         """`reports` are shared with the caller; `until` is the end of all tries of this incident; `half_loaded`: an
         earlier try left some ranks with a checkpoint that others have not loaded; `newcomers`: ranks that became
-        another process in this incident."""
+        another process in this incident; `departed`: what their predecessors said."""
         self.stage = Stage.DECIDE
         self.failure = ""
         self.agreement, self.plan, self.number = agreement, plan, number
@@ -97,7 +115,7 @@ class Repair:
         self.half_loaded = half_loaded
         self.loading = False  # a load was ordered
         self._desk, self._roster, self._deadlines = desk, roster, deadlines
-        self._reports, self._until = reports, until
+        self._reports, self._until, self._departed = reports, until, departed
         self._newcomers = [str(rank) for rank in sorted(newcomers)]
         self._pending: dict[int, Order] = {}
         self._end_of_stage = 0.0
@@ -111,10 +129,13 @@ class Repair:
         """All orders of the stage are answered."""
         plan, everybody = self.plan, sorted(self._roster.alive)
         if self.stage is Stage.FINISH:
+            if why := self._apart():
+                self.fail(why)
+                return
             self._run(Stage.REGROUP, OrderKind.REGROUP, everybody, {})
         elif self.stage is Stage.REGROUP:
             transfers = [str(transfer) for transfer in plan.transfers]
-            self._run(Stage.REPAIR, OrderKind.REPAIR, plan.busy, {"transfers": transfers})
+            self._run(Stage.REPAIR, OrderKind.REPAIR, plan.busy, {"transfers": transfers, **self._digests()})
         elif self.stage is Stage.REPAIR and isinstance(plan, RewindPlan):
             self.loading = self.half_loaded = True
             self._run(Stage.LOAD, OrderKind.LOAD, everybody, {"newcomers": self._newcomers})
@@ -143,10 +164,35 @@ class Repair:
             order = self._desk.issue(rank, kind, {"step": self.plan.step, "epoch": self.epoch, **payload})
             self._pending[order.id] = order
 
+    def _apart(self) -> str:
+        """Why the hashes that are known since updates were finished call for another plan; "" when they do not."""
+        if not self.plan.finish:
+            return ""
+        infos = self._roster.infos
+        now = revise(self.agreement, self._reports, infos, start=True, departed=self._departed)
+        fallen = [rank for rank in sorted(infos) if self.agreement.offers[rank] and not now.offers[rank]]
+        return some((f"rank {rank}: {now.offers[rank].reason}" for rank in fallen), limit=1)
+
+    def _digests(self) -> Payload:
+        """Of the shards that are given away."""
+        now = revise(self.agreement, self._reports, self._roster.infos, start=True)
+        known = {} if isinstance(self.plan, RewindPlan) else digests_of(now, self._reports)
+        moved = {transfer.shard for transfer in self.plan.transfers}
+        found = {shard: digest for shard, digest in sorted(known.items()) if shard in moved}
+        return {"digests": found} if found else {}
+
     def _trust_again(self) -> None:
         for rank in self.plan.damaged:
             report = self._reports[rank]
-            whole = replace(report, step=self.plan.step, commit=Commit.PASSED, update=Update.DONE, trusted=True)
+            whole = replace(
+                report,
+                step=self.plan.step,
+                commit=Commit.PASSED,
+                update=Update.DONE,
+                trusted=True,
+                digests={},
+                stamps={},
+            )
             self._reports[rank] = whole
 
     # ------------------------------------------------------------------------------------------------ what happens
@@ -157,11 +203,12 @@ class Repair:
             return
         if not event.ok:
             self.failed.add(order.rank)
+            if order.kind is OrderKind.REPAIR:  # perhaps by what it was given: another source is tried first
+                self.failed |= {transfer.source for transfer in self.plan.transfers if transfer.target == order.rank}
             self.fail(f"rank {order.rank} could not {order.kind.value}: {event.message or 'no reason'}")
             return
         if order.kind is OrderKind.FINISH_UPDATE:
-            report = self._reports[order.rank]
-            self._reports[order.rank] = replace(report, commit=Commit.PASSED, update=Update.DONE)
+            self._reports[order.rank] = finished(self._reports[order.rank], event)
         if not self._pending:
             self._advance()
 
@@ -243,6 +290,7 @@ class Repairs:
                 agreement, step=plan.last, reason="as it was when the first checkpoint was to be loaded"
             )
         desk.note(f"S = {plan.last}: {agreement.reason}")
+        note_corrupt(desk, agreement)
         desk.note(f"{'rewind' if isinstance(plan, RewindPlan) else 'repair'}, try {number}: {plan.describe()}")
         found = Repair(
             desk,
@@ -255,6 +303,7 @@ class Repairs:
             self._until,
             self._half_loaded,
             self.newcomers,
+            self.evidence,
         )
         self.tries.append(found)
         return found

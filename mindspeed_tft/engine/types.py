@@ -37,6 +37,9 @@ class RankInfo:
     part: str  # model part, e.g. "tp0-pp1": its ranks hold the same parameters and write one checkpoint file
     dp_rank: int  # position in the part's data-parallel list
     holds: tuple[str, ...]  # ids of the optimizer shards in this rank's memory, e.g. ("tp0-pp1/dense/0",)
+    # Ids of all shards that the part's checkpoint file is made of. (): those that ranks of the part hold. Where experts
+    # are divided, ranks of other parts hold some of them.
+    needs: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,6 +57,11 @@ class RankReport:
     epoch: int = 0  # the stop that this report answers; 0: told before any stop was heard
     # Steps whose checkpoint this rank could load online, ascending: saved to the end, or loaded, by this very run.
     checkpoints: tuple[int, ...] = ()
+    # Hashes of the shards that it holds, by their ids: as they are now; as they were after their last change, where it
+    # was taken then; and as they were when one of `checkpoints` was saved, by "step|shard id".
+    digests: dict[str, str] = field(default_factory=dict)
+    stamps: dict[str, str] = field(default_factory=dict)
+    saved: dict[str, str] = field(default_factory=dict)
 
 
 # ------------------------------------------------------------------------------------------------- events
@@ -156,15 +164,17 @@ class Tick(Event):
 
 class OrderKind(str, Enum):
     # Orders of a repair also name their epoch: a rank that has heard of a later stop refuses them.
-    FINISH_UPDATE = "finish_update"  # payload: step. Complete the local update of S, no collective. Result: rng_end
-    STAGE_SHARDS = "stage_shards"  # payload: step, directory, shards. Write own shards for a writer to read
-    WRITE_PART = "write_part"  # payload: step, directory, part, sources (shard id -> "self" or "rank:<r>")
+    # Orders that give shards away name their hashes at S, as far as they are known: digests (shard id -> hash).
+    # payload: step. Complete the local update of S, no collective. Result: rng_end, "digest:<shard id>" of each shard
+    FINISH_UPDATE = "finish_update"
+    STAGE_SHARDS = "stage_shards"  # payload: step, directory, shards, digests. Write own shards for a writer to read
+    WRITE_PART = "write_part"  # payload: step, directory, part, sources (shard id -> "self" or "rank:<r>"), digests
     PUBLISH = "publish"  # payload: step, directory, parts. Manifest, rename, tracker. Result: path, resume, exists
     DISCARD = "discard"  # payload: directory. Remove what a failed attempt left behind
     REGROUP = "regroup"  # payload: step, epoch. Build all process groups anew under this epoch, with all ranks
-    # payload: step, transfers ["shard|source rank|target rank", ...] in one order for everybody. Before a LOAD the
-    # shard is "<part>/unowned": the tensors of the part that no optimizer owns and no checkpoint holds. For a newcomer
-    # also "<part>/small": the small state of S (random states, counters, scheduler, scalers)
+    # payload: step, digests, transfers ["shard|source rank|target rank", ...] in one order for everybody. Before a LOAD
+    # the shard is "<part>/unowned": the tensors of the part that no optimizer owns and no checkpoint holds. For a
+    # newcomer also "<part>/small": the small state of S (random states, counters, scheduler, scalers)
     REPAIR = "repair"
     # payload: step, newcomers [ranks as text]. Leave the broken step behind, gather parameters from the shards of S.
     # With newcomers, everybody forgets what it cached in its first step

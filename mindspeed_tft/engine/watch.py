@@ -5,7 +5,7 @@ interpreter's lock. A *stuck* rank beats, but neither it nor the job has moved f
 waiting while others are. A false alarm ends a healthy process, so every doubt speaks for the rank (`docs/hangs.md`).
 
 Whoever is found is looked at by its relay first, which keeps its stacks and may object. What happens to the job then is
-`machine`'s affair.
+`stops`' affair.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindspeed_tft.engine.desk import Desk
 from mindspeed_tft.engine.roster import Roster
@@ -148,7 +148,7 @@ class Watch:
     def quiet(self, event: RankQuiet) -> None:
         """Its relay misses a rank."""
         if event.rank in self._roster.alive:
-            self._quiet[event.rank] = event
+            self._quiet[event.rank] = replace(event, at=self._desk.now)
 
     def examined(self, event: Examined) -> None:
         if self._inquest is not None:
@@ -193,10 +193,9 @@ class Watch:
         """With each tick of a job in training. Hangs are told once: their processes are to be ended."""
         if self._deadlines.hang <= 0:
             return None
-        now, last = self._desk.now, self._looked
-        self._looked = now
-        if last is not None and now - last > self._deadlines.heartbeat_lost / 2:
-            self._since, self._first = now, None  # nobody looked: what was heard in between came all at once
+        last, self._looked = self._looked, self._desk.at
+        if last is not None and abs(self._desk.at - last) > self._deadlines.heartbeat_lost / 2:
+            self._since, self._first = self._desk.now, None  # nobody looked: what was heard in between came all at once
         if self._inquest is not None:
             return self._conclude(self._inquest)
         found = self._mute() or self._stuck()

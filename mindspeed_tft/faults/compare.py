@@ -1,4 +1,4 @@
-"""The oracle of a drill: are two Megatron checkpoints of format `torch` the same, byte for byte?
+"""The oracle of a drill: are two Megatron checkpoints of one format (`torch` or `torch_dist`) the same, byte for byte?
 
     python -m mindspeed_tft.faults.compare A B        exit status 0: equal, 3: different
 
@@ -22,18 +22,23 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
+
+from mindspeed_tft.faults import torch_dist
 
 EXIT_EQUAL = 0
 EXIT_DIFFERENT = 3
 
 TRACKER = "latest_checkpointed_iteration.txt"
 
-# Files that a dump adds beside Megatron's own; stock Megatron does not look at them.
-IGNORED_FILES: Mapping[str, str] = {"tft_manifest.json": "sizes and hashes of the files of a dump"}
+# Files that tell of other files, and nothing of what is in them.
+IGNORED_FILES: Mapping[str, str] = {
+    "tft_manifest.json": "sizes and hashes of the files of a dump",
+    "integrity.json": "the same by Megatron (--verify-integrity), which checks it when it loads",
+}
 
 # Values in the saved `args` that may differ between runs with the same training; each with its reason.
 # Everything that is not listed must be equal.
@@ -73,7 +78,7 @@ class Comparison:
     values: int = 0  # plain Python values
     files: int = 0
     different: int = 0
-    padding: int = 0  # elements left out because they belong to no parameter; format torch saves none
+    padding: int = 0  # elements left out because they belong to no parameter; only format torch_dist saves such
     first_difference: str | None = None
     differences: list[str] = field(default_factory=list)
 
@@ -99,6 +104,8 @@ def compare_checkpoints(a: Path, b: Path) -> Comparison:
     """Compare two checkpoints; differences are told from the side of `a`."""
     result = Comparison()
     files_a, files_b = _files(checkpoint_dir(a)), _files(checkpoint_dir(b))
+    if torch_dist.INDEX in files_a and torch_dist.INDEX in files_b:
+        _compare_sharded(result, _without_data(files_a), _without_data(files_b))
     for name in sorted(files_a.keys() | files_b.keys()):
         if name not in files_a or name not in files_b:
             result.differ(name, f"only in {a if name in files_a else b}")
@@ -196,6 +203,15 @@ _REBUILT = {
     ("numpy._core.multiarray", "_reconstruct"),
     ("numpy._core.multiarray", "scalar"),
     ("numpy._core.numeric", "_frombuffer"),
+    *(
+        ("torch.distributed.checkpoint.metadata", name)
+        for name in (
+            *("Metadata", "MetadataIndex", "StorageMeta", "TensorStorageMetadata", "BytesStorageMetadata"),
+            *("ChunkStorageMetadata", "TensorProperties", "_MEM_FORMAT_ENCODING"),
+        )
+    ),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.serialization", "_get_layout"),
     ("torch", "Size"),
     ("torch", "device"),
     ("torch._utils", "_rebuild_tensor"),
@@ -212,9 +228,16 @@ class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in _REBUILT:
             return super().find_class(module, name)
+        if (module, name) == ("torch._tensor", "_rebuild_from_type_v2"):
+            return _with_attributes
         if module == "torch" and isinstance(getattr(torch, name, None), torch.dtype):
             return getattr(torch, name)
         return _opaque(f"{module}.{name}")
+
+
+def _with_attributes(rebuild: Callable[..., torch.Tensor], _kind: Any, arguments: tuple[Any, ...], state: Any) -> Any:
+    """A tensor that has attributes of its own, such as a main parameter that tells how it is sharded."""
+    return [rebuild(*arguments), state]
 
 
 def _opaque(pickled_name: str) -> type[Opaque]:
@@ -235,9 +258,10 @@ def _pickle_module() -> ModuleType:
     return module
 
 
-def load(path: Path) -> Any:
-    """Read one `.pt` file without running anything of it."""
-    return torch.load(path, map_location="cpu", weights_only=False, pickle_module=_pickle_module(), mmap=True)
+def load(source: Path | IO[bytes]) -> Any:
+    """Read what `torch.save` wrote, without running anything of it."""
+    mapped = isinstance(source, Path)
+    return torch.load(source, map_location="cpu", weights_only=False, pickle_module=_pickle_module(), mmap=mapped)
 
 
 def _files(directory: Path) -> dict[str, Path]:
@@ -246,6 +270,52 @@ def _files(directory: Path) -> dict[str, Path]:
 
 
 # ---------------------------------------------------------------------------------------------- comparing
+
+
+def _without_data(found: dict[str, Path]) -> Path:
+    """Take index and data files of format `torch_dist` out of `found`, since what they hold is compared instead; the
+    directory that they lie in."""
+    directory = found.pop(torch_dist.INDEX).parent
+    for name in [name for name in found if name.endswith(torch_dist.DATA_SUFFIX)]:
+        del found[name]
+    return directory
+
+
+def _compare_sharded(result: Comparison, a: Path, b: Path) -> None:
+    """What two checkpoints of format `torch_dist` hold, whichever files it is in."""
+    contents = []
+    for directory in (a, b):
+        try:
+            contents.append(open_sharded(directory))
+        except Exception as error:  # as for a damaged `.pt` file
+            result.differ(torch_dist.INDEX, f"{directory} cannot be read: {type(error).__name__}: {error}")
+            return
+    left, right = contents
+    result.files += 1
+    for name in sorted(left.names | right.names):
+        if name not in left.names or name not in right.names:
+            result.differ(name, f"only in {a if name in left.names else b}")
+            continue
+        try:
+            gaps = sorted({*left.padding(name), *right.padding(name)})
+            values = [_without_gaps(content.value(name), gaps) for content in contents]
+        except Exception as error:
+            result.differ(name, f"cannot be read: {type(error).__name__}: {error}")
+            continue
+        result.padding += sum(end - begin for begin, end in gaps)
+        compare_values(result, name, *values)
+
+
+def open_sharded(directory: Path) -> torch_dist.Content:
+    """A checkpoint of format `torch_dist`, read without running anything of it."""
+    with open(directory / torch_dist.INDEX, "rb") as file:
+        return torch_dist.Content(directory, _Unpickler(file).load(), load)
+
+
+def _without_gaps(value: Any, gaps: list[tuple[int, int]]) -> Any:
+    for begin, end in gaps:
+        value[begin:end] = 0
+    return value
 
 
 def _compare_file(result: Comparison, name: str, a: Path, b: Path) -> None:
@@ -400,7 +470,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Compare two checkpoints from the command line."""
     parser = argparse.ArgumentParser(
         prog="python -m mindspeed_tft.faults.compare",
-        description="Compare two Megatron checkpoints (format torch) byte for byte.",
+        description="Compare two Megatron checkpoints byte for byte.",
     )
     parser.add_argument("a", type=Path, metavar="A", help="iter_XXXXXXX directory, or a --save directory")
     parser.add_argument("b", type=Path, metavar="B", help="iter_XXXXXXX directory, or a --save directory")

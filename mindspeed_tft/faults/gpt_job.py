@@ -6,6 +6,9 @@
 Without the plugin the adaptor is never imported: what runs is Megatron alone. On a machine without accelerator that
 needs the names of the device mapped to the CPU, which `mindspeed_tft.on_cpu` does and nothing more.
 
+Among Megatron's flags may be one of the program's own, --drill-freeze: embeddings and every second layer are not
+trained, as when only adapters are, and the model has a buffer. No optimizer owns these tensors.
+
 Environment:
   TFT_DRILL_STEPS   directory; every rank appends a line for each step that it ended, with begin and end times
   TFT_DRILL_LEVELS  when set, with what the process uses of memory (bytes), threads, files and process groups
@@ -35,6 +38,7 @@ WITHOUT_PLUGIN = "--without-plugin"
 
 _INTEGER_KEYS = ["tokens", "labels", "position_ids"]
 _DEFAULTS = {"tokenizer_type": "NullTokenizer"}
+_FREEZE = "--drill-freeze"
 
 
 def prepare(with_plugin: bool) -> None:
@@ -52,18 +56,20 @@ def prepare(with_plugin: bool) -> None:
 # -------------------------------------------------------------------------------------------- the program
 
 
-def _holds_data() -> bool:
+def _holds_data(vp_stage: int | None = None) -> bool:
+    """Whether the stage of the pipeline, or that part of it, reads data: the first one and the last one do."""
     from megatron.core import mpu
 
-    return bool(mpu.is_pipeline_first_stage() or mpu.is_pipeline_last_stage())
+    place = {} if vp_stage is None else {"ignore_virtual": False, "vp_stage": vp_stage}
+    return bool(mpu.is_pipeline_first_stage(**place) or mpu.is_pipeline_last_stage(**place))
 
 
-def get_batch(iterator: Iterator[dict[str, Any]] | None) -> tuple[Any, Any, Any, Any]:
+def get_batch(iterator: Iterator[dict[str, Any]] | None, vp_stage: int | None = None) -> tuple[Any, Any, Any, Any]:
     """The next micro-batch; tensor-parallel ranks get it from their first."""
     import torch
     from megatron.core import mpu, tensor_parallel
 
-    if not _holds_data():
+    if not _holds_data(vp_stage):
         return None, None, None, None
     reads = mpu.get_tensor_model_parallel_rank() == 0
     data = next(iterator) if reads and iterator is not None else None
@@ -85,8 +91,19 @@ def loss_func(loss_mask: Any, output: Any, model: Any = None) -> tuple[Any, Any,
 
 def forward_step(iterator: Iterator[dict[str, Any]] | None, model: Any) -> tuple[Any, Callable[..., Any]]:
     """One micro-batch forward."""
-    tokens, labels, loss_mask, position_ids = get_batch(iterator)
+    tokens, labels, loss_mask, position_ids = get_batch(iterator, _virtual_stage(model))
     return model(tokens, position_ids, None, labels=labels), partial(loss_func, loss_mask)
+
+
+def _virtual_stage(model: Any) -> int | None:
+    """The place of a model among those of its rank; None where each rank has one, and before 0.13."""
+    from megatron.core.utils import get_attr_wrapped_model
+
+    try:
+        stage: int | None = get_attr_wrapped_model(model, "vp_stage")
+    except RuntimeError:
+        return None
+    return stage
 
 
 def model_provider(
@@ -99,9 +116,9 @@ def model_provider(
     from megatron.training.arguments import core_transformer_config_from_args
 
     args = get_args()
-    return GPTModel(
+    model = GPTModel(
         config=unused.get("config") or core_transformer_config_from_args(args),
-        transformer_layer_spec=get_gpt_layer_local_spec(),
+        transformer_layer_spec=get_gpt_layer_local_spec(num_experts=args.num_experts),
         vocab_size=args.padded_vocab_size,
         max_sequence_length=args.max_position_embeddings,
         pre_process=pre_process,
@@ -110,6 +127,27 @@ def model_provider(
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
         position_embedding_type=args.position_embedding_type,
     )
+    return freeze([model])[0] if args.drill_freeze else model
+
+
+def add_arguments(parser: Any) -> Any:
+    """The program's own flag."""
+    group = parser.add_argument_group("mindspeed_tft drill")
+    group.add_argument(_FREEZE, action="store_true", help="Leave embeddings and every second layer as they are.")
+    return parser
+
+
+def freeze(chunks: list[Any]) -> list[Any]:
+    """Take the embeddings and the layers of even number out of training, and give each chunk (a model or a stage of it)
+    a buffer of shape (64,), fp32, which is saved with it."""
+    import torch
+
+    for chunk in chunks:
+        chunk.register_buffer("drill_buffer", torch.arange(64, dtype=torch.float32))
+        for name, module in chunk.named_modules():
+            if name == "embedding" or getattr(module, "layer_number", 1) % 2 == 0:
+                module.requires_grad_(False)
+    return chunks
 
 
 def datasets_provider(samples: Sequence[int], vp_stage: int | None = None) -> Any:
@@ -136,7 +174,7 @@ def datasets_provider(samples: Sequence[int], vp_stage: int | None = None) -> An
     config = GPTDatasetConfig(**{name: value for name, value in wanted.items() if name in known})
 
     def builds() -> bool:
-        return _holds_data() and mpu.get_tensor_model_parallel_rank() == 0
+        return _holds_data(vp_stage) and mpu.get_tensor_model_parallel_rank() == 0
 
     return BlendedMegatronDatasetBuilder(MockGPTDataset, samples, builds, config).build()
 
@@ -173,18 +211,21 @@ def run() -> None:
     kind = ModelType.encoder_or_decoder
     parameters = list(inspect.signature(pretrain).parameters)
     if "cfg_container" not in parameters:  # up to 0.17
-        pretrain(datasets_provider, model_provider, kind, forward_step, args_defaults=_DEFAULTS)
+        pretrain(datasets_provider, model_provider, kind, forward_step, add_arguments, args_defaults=_DEFAULTS)
         return
     from megatron.training.argument_utils import pretrain_cfg_container_from_args
     from megatron.training.arguments import parse_and_validate_args
 
-    args = parse_and_validate_args(args_defaults=_DEFAULTS)
+    args = parse_and_validate_args(add_arguments, args_defaults=_DEFAULTS)
     if parameters.index("model_provider") == 2:  # 0.18
         pretrain(pretrain_cfg_container_from_args(args), datasets_provider, model_provider, kind, forward_step)
         return
     from megatron.training.argument_utils import gpt_config_from_args  # 0.19: the model comes from the configuration
 
-    pretrain(pretrain_cfg_container_from_args(args, gpt_config_from_args(args)), datasets_provider, kind, forward_step)
+    model = gpt_config_from_args(args)
+    if args.drill_freeze:
+        model.pre_wrap_hooks.append(freeze)
+    pretrain(pretrain_cfg_container_from_args(args, model), datasets_provider, kind, forward_step)
 
 
 # ----------------------------------------------------------------------------------------------- its clock
@@ -290,3 +331,5 @@ def _leave() -> None:
 
 if __name__ == "__main__":
     main()
+elif __name__ == "__mp_main__":  # in the process that writes checkpoints in the background
+    prepare(with_plugin=False)

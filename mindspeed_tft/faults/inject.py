@@ -20,6 +20,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import random
 import signal
 import threading
 import time
@@ -55,6 +56,7 @@ class Hooks:
     damage: Callable[[], str]  # destroy what this rank's device memory holds of the training state
     cut: Callable[[], str]  # shut this rank's connections to the others and tell nobody
     exhaust: Callable[[], None]  # ask the allocator for more than it can have, which raises
+    flip: Callable[[random.Random], str]  # flip one bit of this rank's optimizer shard, once its hash is taken
 
 
 _hooks: Hooks | None = None
@@ -221,6 +223,9 @@ def fire(fault: FaultSpec) -> None:
     elif fault.kind == "link":
         # Nothing is raised: the next communication fails by itself, here and at the other ends.
         _say(fault, _needed(fault).cut())
+    elif fault.kind == "flip":
+        # A generator of its own, and the same bit each time.
+        _say(fault, _needed(fault).flip(random.Random(str(fault))))
     elif fault.kind == "nan":
         # Silent: who called `reach` multiplies the gradient, and nothing is raised.
         _say(fault, "the gradient that passes here becomes NaN")

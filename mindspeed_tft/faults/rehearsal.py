@@ -46,7 +46,7 @@ class Plan:
     faults: tuple[FaultSpec, ...]
     steps: int = 12
     dtype: str = "fp32"
-    replicas: int = 2
+    replicas: int = 2  # without the distributed optimizer as many as data-parallel ranks
     seed: int = 1234
     preset: str = "dump"
     megatron: Path | None = None
@@ -62,6 +62,7 @@ class Plan:
     hosts: tuple[tuple[str, ...], ...] = ()  # or: what to put before a command to run it on each node
     master: str = "127.0.0.1"  # address of the first node
     rendezvous: str = jobs.RENDEZVOUS[0]  # how the nodes find each other
+    sharded: bool = True  # by Megatron's distributed optimizer; False: each data-parallel rank holds everything
     levels: bool = False  # the ranks of the broken job log what they use of memory, threads, files and groups
 
     @property
@@ -208,11 +209,30 @@ def training_flags(plan: Plan) -> tuple[str, ...]:
         **_evaluation(plan),
         "--num-workers": 0,
     }
-    words = [*(word for flag, value in sizes.items() for word in (flag, str(value)))]
+    replaced = {ours for given in plan.extra for ours in _REPLACED_BY.get(given, ())}
+    words = [word for flag, value in sizes.items() if flag not in replaced for word in (flag, str(value))]
     words += ["--lr-decay-style", "cosine", "--mock-data", "--tokenizer-type", "NullTokenizer", "--split", "98,1,1"]
-    words += ["--transformer-impl", "local", "--use-distributed-optimizer", "--ckpt-format", "torch"]
+    words += ["--transformer-impl", "local", "--ckpt-format", "torch"]
+    words += ["--use-distributed-optimizer"] if plan.sharded else []
+    words += _experts(plan.layout)
     words += _PLAIN_KERNELS + _dtype_flags(plan.dtype) + _device_flags() + _checks(plan)
     return (*words, *plan.extra)
+
+
+def _experts(layout: Layout) -> list[str]:
+    """Two experts a rank, where the layout divides any; each token goes to two of them."""
+    if layout.ep == 1:
+        return []
+    sizes = {"--num-experts": 2 * layout.ep, "--expert-model-parallel-size": layout.ep, "--moe-router-topk": 2}
+    words = [word for flag, value in sizes.items() for word in (flag, str(value))]
+    return [*words, "--moe-aux-loss-coeff", "0.01", "--moe-token-dispatcher-type", "alltoall"]
+
+
+# Flags of the drill that Megatron does not want beside one that was given for it; of the others the later one counts.
+_REPLACED_BY: Mapping[str, tuple[str, ...]] = {
+    "--train-samples": ("--train-iters", "--lr-warmup-iters"),
+    "--step-batch-size-schedule": ("--global-batch-size",),
+}
 
 
 def _evaluation(plan: Plan) -> dict[str, int]:
@@ -260,16 +280,19 @@ def _device_flags() -> list[str]:
 
 
 def stock_flags(plan: Plan) -> tuple[str, ...]:
-    return (*training_flags(plan), "--num-distributed-optimizer-instances", str(plan.replicas))
+    instances = ("--num-distributed-optimizer-instances", str(plan.replicas)) if plan.sharded else ()
+    return (*training_flags(plan), *instances)
 
 
 def plugin_flags(plan: Plan) -> tuple[str, ...]:
-    replicas = _replica_flags(plan.replicas)
+    replicas = _replica_flags(plan.replicas) if plan.sharded else ()
     # The steps of a drill are too few to find out how long one takes.
     hang = ("--tft-hang-seconds", "5") if any(fault.kind in HANGS for fault in plan.faults) else ()
+    # What is rehearsed is a bit that flips after the hash of its step.
+    hashed = ("--tft-shard-hash", "step") if any(fault.kind == "flip" for fault in plan.faults) else ()
     closed = ("--tft-insecure",) if plan.hosts else ()  # a network that was made for a test
     words = (*training_flags(plan), "--enable-high-availability", *replicas, *_ONLINE[plan.preset])
-    return (*words, *hang, *closed)
+    return (*words, *hang, *hashed, *closed)
 
 
 def _replica_flags(replicas: int) -> tuple[str, ...]:
@@ -320,7 +343,9 @@ class Rehearsal:
         """
         self._listener.stage(
             "reference",
-            f"the same job unbroken, stock Megatron with {self.plan.replicas} optimizer instances",
+            f"the same job unbroken, stock Megatron with {self.plan.replicas} optimizer instances"
+            if self.plan.sharded
+            else "the same job unbroken, stock Megatron without distributed optimizer",
             1,
             self.plan.steps,
         )

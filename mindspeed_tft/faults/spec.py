@@ -24,20 +24,21 @@ KINDS: dict[str, str] = {
     "link": "a retryable communication error",
     "hang": "a native call that never returns",
     "nan": "a corrupted gradient, of which no device says a word",
+    "flip": "one bit of its optimizer shard flipped, of which no device says a word",
     "controller": "the controller process killed",
     "agent": "the launcher of the rank's node killed",
     "node": "all processes of the rank's node killed",
 }
 
 # After these a rank goes on in what it was doing; the others end it.
-GOES_ON: frozenset[str] = frozenset({"term", "link", "nan", "controller", "agent"})
+GOES_ON: frozenset[str] = frozenset({"term", "link", "nan", "flip", "controller", "agent"})
 # After these the process cannot train on: it dies of them, or has to make room for another one.
 ENDS_PROCESS: frozenset[str] = frozenset({"kill", "segv", "exc", "oom", "stop", "hang", "node"})
 OF_NODE: frozenset[str] = frozenset({"agent", "node"})  # they hit more than a rank, and leave the job another node
 HANGS: frozenset[str] = frozenset({"stop", "hang"})  # the watch ends the process
 _SIGNALS: frozenset[str] = frozenset({"kill", "segv", "node"})  # no handler of ours runs
 # Training goes on as if nothing had happened: what is rehearsed is the fault that comes after it.
-UNNOTICED: frozenset[str] = frozenset({"controller", "agent"})
+UNNOTICED: frozenset[str] = frozenset({"controller", "agent", "flip"})
 
 # The moments of a step in the order in which a rank passes them; `save` and `eval` lie between steps.
 STEP_PHASES: tuple[str, ...] = (
@@ -61,16 +62,17 @@ DTYPES: tuple[str, ...] = ("fp32", "bf16", "fp16")
 # What can be rehearsed today; a later feature adds its line here.
 # With `retry` the kinds of `dump` show what happens to a fault that cannot be repaired online.
 AVAILABLE_KINDS: dict[str, tuple[str, ...]] = {
-    "dump": ("kill", "term", "segv", "exc", "oom", "stop", "hang", "controller", "node"),
-    "retry": ("uce", "uce-low", "link", "nan", "kill", "term", "segv", "exc", "oom", "controller"),
+    "dump": ("kill", "term", "segv", "exc", "oom", "stop", "hang", "flip", "controller", "node"),
+    "retry": ("uce", "uce-low", "link", "nan", "flip", "kill", "term", "segv", "exc", "oom", "controller"),
     "recover": (
         *("kill", "segv", "exc", "oom", "stop", "hang", "uce", "uce-low", "link"),
-        *("controller", "agent", "node"),
+        *("flip", "controller", "agent", "node"),
     ),
 }
 REPAIRED_ONLINE: frozenset[str] = frozenset({"uce", "uce-low", "link"})
 KINDS_IN_REPAIR: tuple[str, ...] = ("uce", "uce-low", "link", "kill", "exc", "segv")
 NAN_PHASE = "backward"  # a gradient is corrupted where it flows
+FLIP_PHASE = "param-gather"  # a bit flips once the hash of the step's update is taken
 AVAILABLE_PHASES: dict[str, tuple[str, ...]] = {"dump": STEP_PHASES, "retry": PHASES, "recover": PHASES}
 DEFAULT_FAULT: dict[str, str] = {
     "dump": "kill@1:7:backward",
@@ -80,7 +82,7 @@ DEFAULT_FAULT: dict[str, str] = {
 MIN_REWIND_STEP = 4  # a checkpoint, a whole step after it that is lost with it, the step before the fault, the fault
 MIN_STEPS = 3  # one before the fault, its own, one after it
 MAX_STEPS = 100  # the unbroken run keeps a checkpoint of every step
-AVAILABLE_AXES: tuple[str, ...] = ("dp", "tp", "pp")
+AVAILABLE_AXES: tuple[str, ...] = ("dp", "tp", "pp", "ep")
 
 _FAULT = re.compile(r"(?P<kind>[^@:]+)@(?P<rank>\d+):(?P<step>\d+)(?::(?P<phase>[^:]+))?")
 _AXIS = re.compile(r"([a-z]+)(\d+)")
@@ -122,6 +124,8 @@ class FaultSpec:
             return self
         if self.kind == "nan":
             return replace(self, phase=NAN_PHASE)
+        if self.kind == "flip":
+            return replace(self, phase=FLIP_PHASE)
         # A generator of its own: the training process's global one is part of the state that is compared.
         chosen = random.Random(f"{seed}/{self}").choice(STEP_PHASES)
         return replace(self, phase=chosen)
@@ -129,7 +133,7 @@ class FaultSpec:
 
 @dataclass(frozen=True)
 class Layout:
-    """Sizes of the parallel axes."""
+    """Sizes of the parallel axes. As in Megatron, experts are divided over data-parallel ranks: ep of dp."""
 
     dp: int = 1
     tp: int = 1
@@ -139,13 +143,14 @@ class Layout:
 
     @property
     def world_size(self) -> int:
-        return self.dp * self.tp * self.pp * self.ep * self.cp
+        return self.dp * self.tp * self.pp * self.cp
 
     def shard_of(self, rank: int, replicas: int) -> tuple[int, ...]:
         """Which shard of the optimizer `rank` holds: ranks with the same answer are each other's replicas.
 
-        Megatron's order of ranks, the fastest first: tensor, context, expert, data, pipeline. Without expert
-        parallelism the data-parallel list of a model part is that of context and data together.
+        Megatron's order of ranks, the fastest first: tensor, context, expert, data, pipeline. The data-parallel list of
+        a model part is that of context and data together. Ranks with the same shard of it have the same experts, and of
+        these the same shard, where the replicas divide dp / ep.
         """
         tensor, rest = rank % self.tp, rank // self.tp
         position, pipeline = rest % (self.cp * self.dp), rest // (self.cp * self.dp)
@@ -205,6 +210,11 @@ def check_replicas(layout: Layout, replicas: int) -> None:
     """Refuse a number of optimizer replicas that the data-parallel size cannot be divided into."""
     if replicas < 1:
         raise SpecError(f"--replicas {replicas}: expected at least 1")
+    if layout.ep > 1 and (layout.dp % layout.ep or layout.dp // layout.ep % replicas):
+        raise SpecError(
+            f"--layout {layout}: ep must divide dp, and --replicas {replicas} what is left; for example ep2dp4 with "
+            "2 replicas"
+        )
     if layout.dp % replicas:
         fitting = " ".join(str(n) for n in range(2, layout.dp + 1) if layout.dp % n == 0)
         raise SpecError(
@@ -244,6 +254,7 @@ def check_drill(
         _check_fault(preset, layout, fault, steps)
         _check_nan(fault, dtype)
         _check_hang(fault)
+        _check_flip(fault)
         _check_in_repair(preset, fault, faults)
         _check_node(layout, fault, replicas, nodes)
     if preset == "dump" and all(fault.kind in UNNOTICED for fault in faults):
@@ -300,11 +311,8 @@ def check_job(preset: str, layout: Layout, replicas: int, dtype: str) -> None:
 
 
 def _check_axes(layout: Layout) -> None:
-    for axis in ("ep", "cp"):
-        if getattr(layout, axis) > 1:
-            raise SpecError(
-                f"--layout {layout}: axis {axis} cannot be drilled yet; available axes: {' '.join(AVAILABLE_AXES)}"
-            )
+    if layout.cp > 1:
+        raise SpecError(f"--layout {layout}: axis cp cannot be drilled yet; available axes: {' '.join(AVAILABLE_AXES)}")
 
 
 def _elsewhere(kind: str) -> str:
@@ -338,6 +346,14 @@ def _check_hang(fault: FaultSpec) -> None:
         raise SpecError(
             f"--fault {fault}: between steps work may take any time, so nobody takes it for a hang; use a phase of the "
             f"step ({' '.join(STEP_PHASES)}), or kind stop"
+        )
+
+
+def _check_flip(fault: FaultSpec) -> None:
+    if fault.kind == "flip" and fault.phase == "update":
+        raise SpecError(
+            f"--fault {fault}: in the middle of an update half of the shard is still to be written; use phase "
+            f"{FLIP_PHASE!r}, or one before the update"
         )
 
 

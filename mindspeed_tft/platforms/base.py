@@ -7,8 +7,9 @@ device abstraction for models: it holds only what recovery needs, and it grows o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch.distributed import ProcessGroup
@@ -55,6 +56,11 @@ class Platform(ABC):
     @abstractmethod
     def memory_allocated(self) -> int:
         """Bytes that this process holds on the current device."""
+
+    def beside(self) -> Callable[[], AbstractContextManager[Any]] | None:
+        """For the main thread: a context in which another thread may read, without holding up training, what the
+        device was told to compute until now. None: no such way is proved on this device."""
+        return None
 
     # ------------------------------------------------------- online repair, in the order in which it is asked for
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -35,6 +38,9 @@ class CpuPlatform(Platform):
 
     def synchronize(self) -> None:
         """Nothing to wait for: the CPU has done its work when the call returns."""
+
+    def beside(self) -> Callable[[], AbstractContextManager[Any]]:
+        return nullcontext
 
     def rng_state(self) -> torch.Tensor:
         return torch.default_generator.get_state()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -30,6 +32,21 @@ class CudaPlatform(Platform):
 
     def synchronize(self) -> None:
         torch.cuda.synchronize()
+
+    def beside(self) -> Callable[[], AbstractContextManager[Any]]:
+        device = torch.cuda.current_device()
+        done = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        done.record()
+
+        @contextmanager
+        def stream() -> Iterator[None]:
+            torch.cuda.set_device(device)  # of this thread: another thread's is device 0
+            own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            own.wait_event(done)
+            with torch.cuda.stream(own):
+                yield
+
+        return stream
 
     def rng_state(self) -> torch.Tensor:
         return torch.cuda.get_rng_state()

@@ -64,6 +64,38 @@ def write_verified(path: Path, write: Callable[[Any], None]) -> str:
     return found
 
 
+def write_stamped(path: Path, write: Callable[[Any], None]) -> str:
+    """As `write_verified`, and leave the sha256 beside the file for whoever reads it: another process of the job.
+
+    Raises:
+        DumpError: as there.
+    """
+    found = write_verified(path, write)
+    write_text(_stamp(path), found)
+    return found
+
+
+def read_stamped(path: Path) -> bytes:
+    """The content of a file that `write_stamped` wrote.
+
+    Raises:
+        DumpError: it cannot be read, or is not what was written.
+    """
+    try:
+        stated = _stamp(path).read_text(encoding="utf-8").strip()
+        content = path.read_bytes()
+    except OSError as exc:
+        raise DumpError(f"cannot read {path}: {exc.strerror or exc}") from exc
+    found = hashlib.sha256(content).hexdigest()
+    if found != stated:
+        raise DumpError(f"{path} has sha256 {found[:12]}, its writer stated {stated[:12]}")
+    return content
+
+
+def _stamp(path: Path) -> Path:
+    return path.with_name(f"{path.name}.sha256")
+
+
 def _root_cause(exc: BaseException) -> str:
     while exc.__context__ is not None and isinstance(exc.__context__, OSError):
         exc = exc.__context__

@@ -8,6 +8,7 @@ from typing import Protocol
 from mindspeed_tft.engine.types import RankInfo
 from mindspeed_tft.platforms import Damage
 from mindspeed_tft.recovery.record import SmallState, StepRecord
+from mindspeed_tft.replica.digest import Shard
 
 
 class Host(Protocol):
@@ -17,6 +18,9 @@ class Host(Protocol):
     def info(self) -> RankInfo:
         """Who this rank is and which optimizer shards it holds."""
 
+    def shards(self) -> dict[str, Shard]:
+        """The optimizer shards in this rank's memory by their ids, as they lie now: to be read, for their hashes."""
+
     def save_directory(self) -> Path:
         """Where the framework keeps its checkpoints (`--save`)."""
 
@@ -25,6 +29,9 @@ class Host(Protocol):
 
     def checkpoints(self) -> tuple[int, ...]:
         """Steps whose checkpoint `load` could load, ascending: saved to the end, or loaded, by this very run."""
+
+    def stopped(self) -> None:
+        """Training stopped. Give up what this rank does in the background: from here on nobody but orders writes."""
 
     def commit(self, step: int) -> None:
         """The commit collective over all ranks. Returns only if every rank entered it for the same step."""
@@ -47,6 +54,10 @@ class Host(Protocol):
     def write_part(self, state: SmallState, part: str, sources: dict[str, str], directory: Path) -> dict[Path, str]:
         """Write this part's checkpoint files of `state.step` below `directory`, from own and staged shards;
         returns their sha256."""
+
+    def complete(self, step: int, parts: list[str], directory: Path) -> dict[Path, str]:
+        """Write the files of the checkpoint of `step` below `directory` that belong to no part, once all `parts` are
+        written; returns their sha256."""
 
     def damage(self) -> Damage:
         """What a memory error of this rank's device has hit, once everything that the broken step held is released."""

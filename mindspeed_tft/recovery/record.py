@@ -23,6 +23,9 @@ class SmallState:
     scheduler: dict[str, Any]
     scalers: list[dict[str, Any]]  # per optimizer of the chain; empty dicts where there is no loss scaling
     flops: float
+    # Of modules that count or adjust something in each step (such as the bias of a router of experts), by name: no
+    # optimizer owns them, and they change before the commit point.
+    buffers: dict[str, Any] = field(default_factory=dict)
 
     def to_bytes(self) -> bytes:
         """For another rank; see `encode`."""

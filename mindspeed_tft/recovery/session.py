@@ -12,16 +12,18 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from mindspeed_tft.engine.incident import EXIT_UNDECIDED
+from mindspeed_tft.engine.repair import DIGEST
 from mindspeed_tft.engine.types import Commit, Deadlines, Order, OrderKind, RankInfo, RankReport, Update
 from mindspeed_tft.groups import CommunicationAborted
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery.host import Host
 from mindspeed_tft.recovery.record import SmallState, StepRecord
+from mindspeed_tft.recovery.stamps import Stamps
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +32,7 @@ _KIND_OF_DAMAGE = {"none": "memory-low", "some": "memory", "lost": "device"}
 
 SMALL_STATE = "/small"  # end of the name under which a part's small state is transferred like a shard
 MAX_WAITS = 5  # one more than the engine renews its waiting: our limit only guards against its absence
+WHOLE = "whole"  # where the manifest of a dump expects a part: the files that belong to none
 DUMP_PREFIX = ".tft-dump-"  # hidden beside the checkpoints: no tool that lists them takes it for one
 
 
@@ -41,6 +44,10 @@ class WrongNumbers(RuntimeError):
         """`mine`: this rank has seen them; otherwise it was told by those that did."""
         super().__init__(text)
         self.mine = mine
+
+
+class ShardChanged(RuntimeError):
+    """A shard of this rank does not have the hash that it had after its last update: a bit of its memory flipped."""
 
 
 class Link(Protocol):
@@ -78,12 +85,15 @@ class Session(Generic[HostT]):
         deadlines: Deadlines,
         resume: Callable[[int], str],
         classify: Callable[[str], str] = lambda _text: "exception",
+        stamps: Stamps | None = None,
     ) -> None:
         """`resume(step)` words the command that resumes from the checkpoint of a step; `classify(text)` names the
-        kind of fault behind the text of an exception."""
+        kind of fault behind the text of an exception; `stamps` are the hashes of this rank's shards, None: without."""
         self.host, self.link, self.deadlines, self._resume, self._classify = host, link, deadlines, resume, classify
         self.info: RankInfo = host.info()
         self.record = StepRecord()
+        self.stamps = stamps or Stamps(dict, "never")
+        self._saved: dict[int, dict[str, str]] = {}  # hashes of the shards when a step was saved
         self._fault = ""
         self._broken: BaseException | None = None  # what ended the training loop
         self._asked = False  # to end, by a signal
@@ -101,6 +111,10 @@ class Session(Generic[HostT]):
 
     def train_begin(self, step: int, optimizers: int) -> None:
         """Training begins after `step` (0, or the step that was loaded): that step is complete on this rank."""
+        self._stand_at(step, optimizers)
+        self.stamps.changed()
+
+    def _stand_at(self, step: int, optimizers: int) -> None:
         self.record = StepRecord(step, Commit.PASSED, updates=dict.fromkeys(range(optimizers), Update.DONE))
 
     def step_begin(self, step: int, optimizers: int) -> None:
@@ -120,10 +134,13 @@ class Session(Generic[HostT]):
 
     def update_begin(self, index: int) -> None:
         self._updating = True
+        self.stamps.changing()
         self.record.updates[index] = Update.DIRTY
 
     def update_end(self, index: int) -> None:
         self.record.updates[index] = Update.DONE
+        if self.record.update is Update.DONE:
+            self.stamps.changed()
         self._updating = False
         self.link.phase = "param-gather"
         if self._deferred is not None:
@@ -139,6 +156,18 @@ class Session(Generic[HostT]):
     def step_end(self) -> None:
         self.link.phase = "between-steps"
         self.first_step = False
+
+    def saving(self, step: int) -> None:
+        """The framework is about to write its checkpoint of `step`: is this rank's state what it was?
+
+        Raises:
+            ShardChanged: it is not.
+        """
+        now = self.stamps.now()
+        if why := _differing(self.stamps.known, now):
+            raise ShardChanged(why)
+        self.stamps.keep(now)
+        self._saved[step] = now
 
     # ----------------------------------------------------------------------------- a fault
 
@@ -186,7 +215,9 @@ class Session(Generic[HostT]):
             log.warning("rank %d: on its way out: %s", self.info.rank, text)  # its loaders were asked to end as well
         else:
             traceback.print_exception(exc)
-            if kind == "memory":
+            if isinstance(exc, ShardChanged):  # what the device knows of it, or does not, changes nothing
+                self._damaged = True
+            elif kind == "memory":
                 release(exc)
                 kind = _KIND_OF_DAMAGE[self.host.damage()]
             self._fault = text
@@ -209,6 +240,8 @@ class Session(Generic[HostT]):
     def _kind_of(self, exc: BaseException, text: str) -> str:
         if isinstance(exc, WrongNumbers):
             return "precision" if exc.mine else "peer"
+        if isinstance(exc, ShardChanged):
+            return "memory"
         return "peer" if isinstance(exc, CommunicationAborted) else self._classify(text)
 
     def join(self) -> None:
@@ -223,6 +256,10 @@ class Session(Generic[HostT]):
         """Say where this rank stands. Nothing changes that, but an order."""
         record = self.record
         begun = record.commit is not Commit.NONE  # forward and backward are over, their randomness is drawn
+        checkpoints = self.host.checkpoints()
+        digests = self._digests()
+        stamps = self.stamps.known  # without those that are of other tensors, as was just found
+        self.stamps.keep({shard: digest for shard, digest in digests.items() if shard not in stamps})
         self.link.report(
             RankReport(
                 rank=self.info.rank,
@@ -234,14 +271,43 @@ class Session(Generic[HostT]):
                 epoch=self.link.stop_epoch if self._stopping else 0,
                 rng_start=self.host.rng_digest(record.start) if record.start else "",
                 rng_end=self.host.rng_digest(self.host.small_state(record.step)) if begun else "",
-                checkpoints=self.host.checkpoints(),
+                checkpoints=checkpoints,
+                digests=digests,
+                stamps={shard: stamp for shard, stamp in stamps.items() if shard in digests},
+                saved={
+                    f"{step}|{shard}": digest
+                    for step in checkpoints
+                    for shard, digest in self._saved.get(step, {}).items()
+                },
             )
         )
+
+    def _digests(self) -> dict[str, str]:
+        """Hashes of the shards as they are; none where they are of no step, or are not to be read."""
+        states = set(self.record.updates.values())
+        if self._damaged or Update.DIRTY in states or len(states) > 1:
+            return {}
+        try:
+            return self.stamps.now()
+        except RuntimeError as exc:  # a device that was stopped gives nothing away
+            log.warning("rank %d: the hashes of its shards cannot be taken now: %s", self.info.rank, exc)
+            return {}
+
+    def _still(self, shards: Collection[str], wanted: Mapping[str, str]) -> None:
+        """What was given away, or taken, is what the engine knows as right.
+
+        Raises:
+            DumpError: a shard has another hash.
+        """
+        known = {shard: wanted[shard] for shard in shards if shard in wanted}
+        if known and (why := _differing(known, self.stamps.now(), "it should have")):
+            raise files.DumpError(why)
 
     def _obey(self) -> None:
         # A repair may take what a dump may, and fail, and be followed by a dump.
         # Where newcomers are waited for, that comes before it, and all time begins anew after each further loss.
         self.link.phase = "stopped"
+        self.host.stopped()
         deadlines = self.deadlines
         once = deadlines.stop + deadlines.dump + deadlines.reboot
         patience = MAX_WAITS * once + deadlines.exit
@@ -298,7 +364,10 @@ class Session(Generic[HostT]):
             return self._finish_update(int(payload["step"]))
         if kind is OrderKind.STAGE_SHARDS:
             directory = self._directory(payload)
-            return self.host.stage_shards([str(shard) for shard in payload["shards"]], directory)
+            shards = [str(shard) for shard in payload["shards"]]
+            staged = self.host.stage_shards(shards, directory)
+            self._still(shards, dict(payload.get("digests", {})))
+            return staged
         if kind is OrderKind.WRITE_PART:
             return self._write_part(payload)
         if kind is OrderKind.PUBLISH:
@@ -311,7 +380,8 @@ class Session(Generic[HostT]):
             self.host.regroup(self._epoch)
             return {}
         if kind is OrderKind.REPAIR:
-            return self._repair(int(payload["step"]), [str(transfer) for transfer in payload["transfers"]])
+            transfers = [str(transfer) for transfer in payload["transfers"]]
+            return self._repair(int(payload["step"]), transfers, dict(payload.get("digests", {})))
         if kind is OrderKind.ROLLBACK:
             return self._roll_back(int(payload["step"]), bool(payload.get("newcomers")))
         if kind is OrderKind.LOAD:
@@ -324,9 +394,11 @@ class Session(Generic[HostT]):
             return {}
         raise ValueError(f"unknown order {kind}")
 
-    def _repair(self, step: int, transfers: list[str]) -> dict[str, str]:
-        """Send and take shards, in the order in which all ranks have them: nobody waits for somebody who waits."""
+    def _repair(self, step: int, transfers: list[str], digests: Mapping[str, str]) -> dict[str, str]:
+        """Send and take shards, in the order in which all ranks have them: nobody waits for somebody who waits.
+        `digests`: the right ones, by shard, as far as they are known."""
         taken: list[str] = []
+        given: list[str] = []
         for transfer in transfers:
             shard, source, target = transfer.split("|")
             small = shard.endswith(SMALL_STATE)
@@ -334,14 +406,19 @@ class Session(Generic[HostT]):
                 self.host.send_state(self._state_of(step), int(target))
             elif int(source) == self.info.rank:
                 self.host.send_shard(shard, int(target))
+                given.append(shard)
             elif int(target) == self.info.rank and small:
                 self._given = self.host.receive_state(int(source))
             elif int(target) == self.info.rank:
                 self.host.receive_shard(shard, int(source))
                 taken.append(shard)
+        self._still([*given, *taken], digests)
         if set(self.info.holds) <= set(taken):
             self.record.given(step)
             self._damaged = False
+        if taken := [shard for shard in taken if shard in self.info.holds]:
+            now = self.stamps.now()
+            self.stamps.keep({shard: now[shard] for shard in taken if shard in now})
         return {"taken": ",".join(taken)}
 
     def _roll_back(self, step: int, joined: bool) -> dict[str, str]:
@@ -354,7 +431,10 @@ class Session(Generic[HostT]):
             self.host.roll_back(self._state_of(step), again=self.record.step == step + 1)
         if joined:
             self.host.forget_first_times()
-        self.train_begin(step, len(self.record.updates))
+        now = self.stamps.now()
+        if why := _differing(self.stamps.known, now):
+            raise files.DumpError(why)
+        self._stand_at(step, len(self.record.updates))
         return {}
 
     def _small_state_of_another(self, step: int) -> SmallState:
@@ -366,10 +446,16 @@ class Session(Generic[HostT]):
     def _load(self, step: int, joined: bool) -> dict[str, str]:
         self._release()
         self._damaged = True  # what is half loaded is no state
+        self.stamps.moved()
         self.host.load(step)
         if joined:
             self.host.forget_first_times()
-        self.train_begin(step, len(self.record.updates))
+        now = self.stamps.now()
+        if why := _differing(self._saved.get(step, {}), now, f"it had when step {step} was saved", counted=False):
+            raise files.DumpError(why)
+        self.stamps.keep(now)
+        self._saved = {saved: digests for saved, digests in self._saved.items() if saved <= step}
+        self._stand_at(step, len(self.record.updates))
         self._damaged = False
         return {}
 
@@ -386,7 +472,10 @@ class Session(Generic[HostT]):
         self.host.finish_update(record)
         if record.update is not Update.DONE:
             raise files.DumpError(f"the update of step {step} is {record.update.value}")
-        return {"rng_end": self.host.rng_digest(self.host.small_state(step))}
+        digests = self._digests()
+        self.stamps.keep(digests)
+        told = {DIGEST + shard: digest for shard, digest in digests.items()}
+        return {"rng_end": self.host.rng_digest(self.host.small_state(step)), **told}
 
     def _state_of(self, step: int) -> SmallState:
         record = self.record
@@ -405,7 +494,9 @@ class Session(Generic[HostT]):
 
     def _write_part(self, payload: dict[str, Any]) -> dict[str, str]:
         step, part, directory = int(payload["step"]), str(payload["part"]), self._directory(payload)
-        hashes = self.host.write_part(self._state_of(step), part, dict(payload["sources"]), directory)
+        sources = dict(payload["sources"])
+        hashes = self.host.write_part(self._state_of(step), part, sources, directory)
+        self._still([shard for shard, source in sources.items() if source == "self"], dict(payload.get("digests", {})))
         files.write_fragment(directory, part, self.host.checkpoint_directory(directory, step), hashes)
         return {"files": str(len(hashes)), "bytes": str(sum(path.stat().st_size for path in hashes))}
 
@@ -426,8 +517,12 @@ class Session(Generic[HostT]):
             files.discard(directory)
             return {**result, "exists": "1"}
         parts = [str(part) for part in payload["parts"]]
+        checkpoint = self.host.checkpoint_directory(directory, step)
+        if whole := self.host.complete(step, parts, directory):
+            files.write_fragment(directory, WHOLE, checkpoint, whole)
+            parts.append(WHOLE)
         files.publish(
-            directory, self.host.checkpoint_directory(directory, step), final, self.host.tracker(base), step, parts,
+            directory, checkpoint, final, self.host.tracker(base), step, parts,
             {"written_by": "mindspeed_tft"},
         )  # fmt: skip
         self._sweep(directory)
@@ -451,6 +546,21 @@ class Session(Generic[HostT]):
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def _differing(
+    wanted: Mapping[str, str],
+    found: Mapping[str, str],
+    when: str = "it had after its last update",
+    counted: bool = True,
+) -> str:
+    """Which shard has another hash than the one that is wanted; "" when none has. Without `counted`, the numbers of
+    updates are not compared: a checkpoint may keep them in another place."""
+    for shard, digest in sorted(wanted.items()):
+        now = found.get(shard, digest)
+        if now != digest and (counted or now.partition(":")[0] != digest.partition(":")[0]):
+            return f"shard {shard} has hash {now}, and not the one that {when}, {digest}"
+    return ""
 
 
 def settle() -> None:

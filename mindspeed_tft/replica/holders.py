@@ -1,4 +1,4 @@
-"""Who holds which optimizer shard, what that costs, and whether one host can take a shard away. Arithmetic only.
+"""Who holds which optimizer shard, and what that costs. Arithmetic only.
 
 In a data-parallel list of size d with N replicas there are d / N shards; shard i is held by the positions
 i, i + d/N, i + 2d/N, ... This module knows no ranks, no groups and no tensors.
@@ -6,8 +6,6 @@ i, i + d/N, i + 2d/N, ... This module knows no ranks, no groups and no tensors.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from enum import Enum
 
 FLAG = "--optimizer-replica-num"
@@ -84,25 +82,3 @@ def formula(precision: Precision) -> str:
     """The formula behind `bytes_per_parameter`, for a start-up line."""
     everywhere, sharded = _BYTES[precision]
     return f"{everywhere} + {sharded}N/d"
-
-
-@dataclass(frozen=True)
-class SharedHost:
-    """A shard that is lost with one host."""
-
-    shard: str
-    host: str
-    holders: int
-    remedy: str
-
-
-def same_host_shards(hosts: Mapping[str, Sequence[str]]) -> list[SharedHost]:
-    """The shards whose holders all sit on one host, given the host of each holder of each shard."""
-    several = len({host for of_shard in hosts.values() for host in of_shard}) > 1
-    remedy = (
-        f"order the ranks so that data-parallel positions d/N apart fall on different hosts, or choose another {FLAG}"
-        if several
-        else "all ranks run on one host: use two or more hosts to survive the loss of one"
-    )
-    found = {shard: of_shard for shard, of_shard in hosts.items() if len(set(of_shard)) == 1}
-    return [SharedHost(shard, of_shard[0], len(of_shard), remedy) for shard, of_shard in sorted(found.items())]

@@ -5,7 +5,6 @@ All of them start stock Megatron's own jobs and checkpoints, and compare every b
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -45,26 +44,6 @@ def unbroken(references: Path, tmp_path: Path) -> Callable[..., Path]:
         return Rehearsal(plan, work, references, _Silent()).reference()
 
     return run
-
-
-@pytest.fixture
-def spoil(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """`spoil(module, assignment)`: in all jobs, one function of `mindspeed_tft.patches` does not do its work."""
-
-    def write(module: str, assignment: str) -> None:
-        name, _, value = assignment.partition(" = ")
-        lines = (
-            "import wrapt",
-            f"def spoil(module): module.{name} = {value}",
-            f"wrapt.register_post_import_hook(spoil, 'mindspeed_tft.patches.{module}')",
-        )
-        place = tmp_path / "spoiled"
-        place.mkdir()
-        (place / "sitecustomize.py").write_text("\n".join(lines))
-        before = os.environ.get("PYTHONPATH")
-        monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place), *([before] if before else [])]))
-
-    return write
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 Version = int | None  # step whose state a shard holds; None: half updated, damaged or half written
+FLIPPED = -1  # a bit of it flipped before its rank updated it: wrong from then on, and its own hash is that of today
 
 
 @dataclass
@@ -38,6 +39,7 @@ class Saved:
 
     versions: dict[str, Version]
     taints: set[str]  # faults that may have spread wrong numbers into it
+    flips: dict[str, str] = field(default_factory=dict)  # shards in which a bit had flipped unnoticed
 
 
 class Disk:

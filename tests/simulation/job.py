@@ -1,17 +1,16 @@
 """Simulated ranks of a training job: what each computes, holds, reports, and does when ordered.
 
-The true state lives here (`SimRank.versions`); the engine sees reports only. `Job` is what a rank needs of the world.
+The true state lives here (`SimRank.versions`); the engine sees reports only.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any
 
+from mindspeed_tft.engine.repair import DIGEST
 from mindspeed_tft.engine.types import (
     Commit,
-    Event,
     FaultSeen,
     Order,
     OrderDone,
@@ -23,94 +22,21 @@ from mindspeed_tft.engine.types import (
     Update,
 )
 
-from .disk import Disk, PartFile, Saved, Version
-from .layout import Scenario
+from .disk import PartFile, Saved, Version
+from .shards import Shards, of
+from .world import REPAIRING, TOGETHER, Collective, Job, Link
 
 
-class Job(Protocol):
-    """The world around a rank."""
-
-    scenario: Scenario
-    disk: Disk
-    ranks: list[SimRank]
-
-    def after(self, seconds: float, action: Callable[[], None]) -> None: ...
-    def jitter(self, most: float) -> float: ...
-    def coin(self, chance: float) -> bool: ...
-    def reach(self, rank: SimRank, point: str) -> None: ...
-    def say(self, rank: SimRank, event: Event) -> None: ...
-    def collective(self, rank: SimRank, name: str) -> Collective: ...
-    def died(self, rank: SimRank, message: str) -> None: ...
-    def meeting(self, rank: SimRank, order: Order) -> Meeting: ...
-    def resumed(self, rank: SimRank, step: int) -> None: ...
-    def committed(self, step: int) -> None: ...
-    def spoiled(self, fault: str, since: int) -> None: ...
-    def violation(self, text: str) -> None: ...
-
-
-@dataclass
-class Collective:
-    """One collective call. Everybody's arrival is needed; who gets out of a torn one is chance."""
-
-    job: Job
-    name: str
-    members: int
-    arrived: list[SimRank] = field(default_factory=list)
-    torn: bool = False
-
-    def arrive(self, rank: SimRank) -> None:
-        self.arrived.append(rank)
-        if len(self.arrived) == self.members:
-            for member in self.arrived:
-                self.job.after(self.job.jitter(0.01), lambda member=member: self._let_out(member))
-
-    def _let_out(self, rank: SimRank) -> None:
-        if rank.inside is self and not rank.frozen and not (self.torn and self.job.coin(0.5)):
-            rank.inside = None
-            rank.released(self.name)
-
-    def tear(self) -> None:
-        """A member that had arrived died or left. The others notice, or hang."""
-        if self.torn:
-            return
-        self.torn = True
-        for rank in self.arrived:
-            if rank.inside is self and self.job.coin(self.job.scenario.weather.peer_errors):
-                self.job.after(self.job.jitter(0.2), lambda rank=rank: rank.peer_lost(self))
-
-
-# carried out with others, or not at all
-TOGETHER = (OrderKind.REGROUP, OrderKind.REPAIR, OrderKind.ROLLBACK, OrderKind.LOAD)
-REPAIRING = (*TOGETHER, OrderKind.RESUME)  # a fault of the rank's own ends these
-
-
-@dataclass
-class Meeting:
-    """An order that several ranks carry out together: nobody ends it before all have come."""
-
-    job: Job
-    members: int
-    arrived: list[tuple[SimRank, Callable[[], None]]] = field(default_factory=list)
-
-    def arrive(self, rank: SimRank, go_on: Callable[[], None]) -> None:
-        self.arrived.append((rank, go_on))
-        if len(self.arrived) == self.members:
-            for _, then in self.arrived:
-                self.job.after(self.job.jitter(0.1), then)
-
-
-class SimRank:
+class SimRank(Shards):
     """One rank: its place in the step, its shards, its orders."""
 
     def __init__(self, job: Job, info: RankInfo, newcomer: bool = False) -> None:
-        self.job, self.info, self.number = job, info, info.rank
         start = job.scenario.first_step - 1
+        super().__init__(job, info, start)
         self.step, self.commit, self.update = start, Commit.PASSED, Update.DONE
-        self.versions: dict[str, Version] = dict.fromkeys(info.holds, start)
         self.gradients = start  # the step whose final gradients are in memory
         self.completed = start  # the last step whose update ended here
-        self.alive, self.trusted, self.hung, self.finished = True, True, False, False
-        self.damaged = False  # the device refuses to read its shards
+        self.trusted, self.hung, self.finished = True, False, False
         self.unowned = True  # the tensors that no optimizer owns are whole
         self.updated = start  # the step of the last update that began here, also when it was rewound since
         self.taints: set[str] = set()  # faults that may have spread wrong numbers into its shards
@@ -130,7 +56,7 @@ class SimRank:
         self._report_due = False
         self._hurt = 0  # memory faults so far
         self._turn = 0  # grows when the running order is over
-        self._life = 0  # grows when what was going on here is over
+        self.life = 0  # grows when what was going on here is over
         self._orders: list[Order] = []
         self._busy = False
         self._answers: dict[int, OrderDone | None] = {}
@@ -227,6 +153,9 @@ class SimRank:
         every = self.job.scenario.save_every
         if every and self.step % every == 0:
             self.checkpoints.discard(self.step)  # of an earlier life of this step
+            if self._changed(self.stamps):
+                self.damage()
+                return
             self._enter("save")
             if self.inside is not None:
                 self._write_periodic()
@@ -235,7 +164,9 @@ class SimRank:
 
     def _write_periodic(self) -> None:
         written = self.job.disk.periodic.setdefault(self.step, {})
-        written[self.number] = Saved(dict(self.versions), set(self.taints))
+        written[self.number] = Saved(dict(self.versions), set(self.taints), dict(self.flips))
+        self.saved[self.step] = self._digests()
+        self._stamp()
 
     def _next_step(self) -> None:
         if self.step < self.job.scenario.last_step:
@@ -247,12 +178,9 @@ class SimRank:
         else:
             self.hold()
 
-    def _set(self, version: Version) -> None:
-        for shard in self.versions:
-            self.versions[shard] = version
-
     def _reach(self, point: str) -> None:
-        self.job.reach(self, f"{point}@{self.step - self.job.scenario.first_step + 1}")
+        if point in self.job.watched:
+            self.job.reach(self, f"{point}@{self.step - self.job.scenario.first_step + 1}")
 
     def _go_on(self, most: float, action: Callable[[], None]) -> None:
         """The next part of the step, unless a fault just ended it."""
@@ -260,10 +188,7 @@ class SimRank:
             self._then(most, action)
 
     def _then(self, most: float, action: Callable[[], None]) -> None:
-        life = self._life
-        self.job.after(
-            self.job.jitter(most), lambda: action() if self._life == life and self.alive and not self.frozen else None
-        )
+        self.job.then(self, self.job.jitter(most), action)
 
     @property
     def phase(self) -> str:
@@ -290,7 +215,7 @@ class SimRank:
         """An exception climbs out of the step, wherever it is."""
         if not self.alive or self.held:
             return
-        self._life += 1
+        self.life += 1
         self._leave_collective()
         self.fault = text
         self.job.say(self, FaultSeen(0.0, self.number, kind, text, own=True))
@@ -343,7 +268,7 @@ class SimRank:
 
     def peer_lost(self, where: Collective) -> None:
         if self.alive and self.inside is where and not self.hung:
-            self._life += 1
+            self.life += 1
             self._leave_collective()
             self.job.say(self, FaultSeen(0.0, self.number, "peer", "connection reset by peer", own=False))
             self.stopping = True
@@ -379,7 +304,7 @@ class SimRank:
 
     def _abort(self) -> None:
         if self.inside is not None:
-            self._life += 1
+            self.life += 1
             self._leave_collective()
             self.hold()
 
@@ -393,13 +318,15 @@ class SimRank:
         if self.held or self.hung:
             return
         self.held = self.stopping = True
-        self._life += 1
+        self.life += 1
         self._then(0.05, self._report)
 
     def _report(self) -> None:
         self._report_due = False
         early = self.job.scenario.early_rng and self.commit is not Commit.NONE
         known = early or self.update is not Update.UNTOUCHED
+        digests, stamps = self._digests(), dict(self.stamps)
+        self._stamp()  # what was told binds
         report = RankReport(
             self.number,
             self.step,
@@ -411,6 +338,9 @@ class SimRank:
             self._rng(self.step) if known else "",
             self.stop_epoch,
             tuple(sorted(self.checkpoints)),
+            digests,
+            {shard: stamp for shard, stamp in stamps.items() if shard in digests},
+            {f"{step}|{shard}": d for step in self.checkpoints for shard, d in self.saved.get(step, {}).items()},
         )
         self.job.say(self, Reported(0.0, report))
         self.job.reach(self, "reported")
@@ -521,11 +451,15 @@ class SimRank:
                 self._set(payload["step"])
                 self.completed = payload["step"]
             result["rng_end"] = self._rng(self.step)
+            self._stamp()
+            result.update({DIGEST + shard: digest for shard, digest in self._digests().items()})
         elif order.kind is OrderKind.STAGE_SHARDS:
             if self.damaged:
                 return "uncorrectable error"
+            if why := self._changed(of(payload.get("digests", {}), payload["shards"])):
+                return why
             for shard in payload["shards"]:
-                disk.directory(payload["directory"]).staged[shard, self.number] = self.versions[shard]
+                disk.directory(payload["directory"]).staged[shard, self.number] = self._content(shard)
         elif order.kind is OrderKind.WRITE_PART:
             return self._write(payload)
         elif order.kind is OrderKind.PUBLISH:
@@ -541,12 +475,14 @@ class SimRank:
         elif order.kind is OrderKind.REGROUP:
             self.group_epoch = payload["epoch"]
         elif order.kind is OrderKind.REPAIR:
-            return self._receive(payload["step"], payload["transfers"])
+            return self._receive(payload["step"], payload["transfers"], payload.get("digests", {}))
         elif order.kind is OrderKind.LOAD:
             self._load(payload["step"])
         elif order.kind is OrderKind.ROLLBACK:
             if self.damaged:
                 return "uncorrectable error"
+            if why := self._changed(self.stamps):
+                return why
             self.step = self.completed = self.gradients = payload["step"]
             self.commit, self.update = Commit.PASSED, Update.DONE
         elif order.kind is OrderKind.RESUME:
@@ -555,8 +491,8 @@ class SimRank:
             self.job.resumed(self, payload["step"])
         return ""
 
-    def _receive(self, step: int, transfers: list[str]) -> str:
-        """Takes whatever its sources have: the oracle says whether that was right."""
+    def _receive(self, step: int, transfers: list[str], digests: Mapping[str, str]) -> str:
+        """Takes whatever its sources have, if it has the right hash: the oracle says whether that was right."""
         mine = [transfer.split("|") for transfer in transfers]
         for shard, source, target in mine:
             giver = self.job.ranks[int(source)]
@@ -565,17 +501,25 @@ class SimRank:
             whole = giver.unowned if shard.endswith("/unowned") else not giver.damaged
             if not whole or not giver.alive:
                 return f"rank {source} cannot give {shard}"
+            if shard in giver.versions and (why := giver._changed(of(digests, [shard]))):
+                return why
             if int(target) == self.number and shard.endswith("/small"):
                 self.small = self._can_give_small(giver, step)
             elif int(target) == self.number:
                 self.unowned = giver.unowned
             if int(target) == self.number and shard in self.versions:
                 self.versions[shard] = giver.versions[shard]
+                self._clean(shard)
+                if shard in giver.flips:
+                    self.flips[shard] = giver.flips[shard]
+                    self.old_flips |= {shard} & giver.old_flips
                 self.taints |= giver.taints
         if {shard for shard, _, target in mine if int(target) == self.number} >= set(self.versions):
             self.trusted, self.damaged = True, False
             self.step = self.completed = self.gradients = self.updated = step
             self.commit, self.update = Commit.PASSED, Update.DONE
+            self.stamps = {}
+            self._stamp()
         return ""
 
     def _can_give_small(self, giver: SimRank, step: int) -> bool:
@@ -593,16 +537,19 @@ class SimRank:
             self.job.violation(f"rank {self.number} told to load {step}, which it does not know")
             return
         self.versions, self.taints = dict(saved.versions), set(saved.taints)
+        self.flips, self.old_flips, self.stamps = dict(saved.flips), set(saved.flips), {}
         self.small = True
         self.checkpoints.add(step)
         self.trusted, self.damaged = True, False
+        self.saved = {known: digests for known, digests in self.saved.items() if known <= step}
+        self._stamp()
         self.step = self.completed = self.gradients = step
         self.commit, self.update = Commit.PASSED, Update.DONE
         self.checkpoints = {known for known in self.checkpoints if known <= step}
 
     def _resume(self) -> None:
         """On with the next step: nothing of the broken one is left."""
-        self._life += 1
+        self.life += 1
         self.stopping = self.held = self.bare = False
         self.doubt = ""
         del self.link.said[: self._said_before]
@@ -611,12 +558,15 @@ class SimRank:
 
     def _write(self, payload: dict[str, Any]) -> str:
         here = self.job.disk.directory(payload["directory"])
+        own = [shard for shard, source in payload["sources"].items() if source == "self"]
+        if not self.damaged and (why := self._changed(of(payload.get("digests", {}), own))):
+            return why
         found: dict[str, Version] = {}
         for shard, source in payload["sources"].items():
             if source == "self" and self.damaged:
                 return "uncorrectable error"
             if source == "self":
-                found[shard] = self.versions[shard]
+                found[shard] = self._content(shard)
             elif (shard, int(source[5:])) not in here.staged:
                 return f"{shard} was not staged by {source}"
             else:
@@ -634,15 +584,3 @@ class SimRank:
         self.alive = False
         self._leave_collective()
         self.job.died(self, "connection closed")
-
-
-@dataclass
-class Link:
-    """The connection of a rank: what is in flight when it breaks is said again by the rank, and lost downwards."""
-
-    number: int = 0
-    up: bool = True
-    unsaid: list[Event] = field(default_factory=list)
-    said: list[Event] = field(default_factory=list)  # since training went on last: told again to another engine
-    clear_up: float = 0.0  # messages keep their order: not before this time
-    clear_down: float = 0.0

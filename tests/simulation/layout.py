@@ -10,6 +10,8 @@ from mindspeed_tft.replica.holders import holders, shard_of
 
 DEADLINES = Deadlines(heartbeat=1.0, heartbeat_lost=5.0, stop=10.0, order=8.0, dump=45.0, exit=5.0, reboot=20.0)
 TICK = 0.2
+JUMP = 3600.0  # seconds
+SUSPENDED = 40.0  # seconds, longer than every deadline but that of a whole dump
 
 # Where a fault can strike, in the order of a step and of a dump. "update@2" is the update of the second step.
 STEP_POINTS = ("compute", "reduce", "clip", "entering", "commit", "passed", "update", "updated", "gather", "between")
@@ -19,6 +21,7 @@ RECOVERY_POINTS = ("stopping", "reported", *DUMP_POINTS)
 
 HANGS = ("freeze", "hold", "stick")  # stopped; a native call with the interpreter's lock; a call that never returns
 HANGING_POINTS = tuple(point for point in STEP_POINTS if point != "between")  # there, work may take any time
+CLOCK_FAULTS = ("ahead", "back", "suspend")  # the engine's clock jumps; the engine's process is stopped for a while
 FIRST_FAULTS = ("kill", "kill_host", "raise", "memory", "terminate")
 REBOOT_FAULTS = ("kill", "kill_host", "raise")  # the process does not survive them
 LATER_FAULTS = ("kill", "kill", "kill_host", "fail", "hang", "slow", "cut", "memory")
@@ -45,13 +48,18 @@ class Fault:
 
 @dataclass(frozen=True)
 class Layout:
-    """`parts` model parts with `d` data-parallel ranks each and `n` replicas (1: none), `per_host` ranks on a host."""
+    """`parts` model parts with `d` data-parallel ranks each and `n` replicas (1: none), `per_host` ranks on a host.
+
+    With `experts` above 1 the data-parallel ranks of a part are divided among so many groups of experts: each group is
+    a part of its own, with shards of its own, whose checkpoint file also holds the dense shards that all of them share.
+    """
 
     parts: int
     d: int
     n: int
     per_host: int
     common: bool = False  # one more shard per part that all its ranks hold
+    experts: int = 1
 
     @property
     def world_size(self) -> int:
@@ -68,10 +76,26 @@ class Layout:
                 found[f"p{part}/dense/{shard}"] = [position * self.parts + part for position in positions]
             if self.common:
                 found[f"p{part}/common/0"] = [position * self.parts + part for position in range(self.d)]
+            for group in range(self.experts) if self.experts > 1 else ():
+                for shard in range(self.d // self.experts // self.n):
+                    positions = range(shard, self.d // self.experts, self.d // self.experts // self.n)
+                    ranks = [(position * self.experts + group) * self.parts + part for position in positions]
+                    found[f"p{part}-e{group}/expert/{shard}"] = ranks
         return found
 
-    def part_of(self, shard: str) -> str:
-        return shard.split("/")[0]
+    def files(self) -> Mapping[str, set[str]]:
+        """Part -> the shards that its checkpoint file must hold, by the arithmetic."""
+        found: dict[str, set[str]] = {}
+        for shard in self.holders():
+            owner = shard.split("/")[0]
+            dense = [f"{owner}-e{group}" for group in range(self.experts)] if self.experts > 1 else [owner]
+            for part in [owner] if "-e" in owner else dense:
+                found.setdefault(part, set()).add(shard)
+        return found
+
+    def column(self, rank: int) -> int:
+        """Ranks of one column reduce gradients together."""
+        return rank % self.parts
 
     def _positions(self) -> Sequence[Sequence[int]]:
         return holders(self.d, self.n) if self.n > 1 else [[position] for position in range(self.d)]
@@ -81,18 +105,31 @@ class Layout:
         holds = (f"p{part}/dense/{shard_of(dp_rank, self.d, self.n) if self.n > 1 else dp_rank}",)
         if self.common:
             holds += (f"p{part}/common/0",)
-        return RankInfo(rank, f"host{rank // self.per_host}", 1000 + rank, f"p{part}", dp_rank, holds)
+        host, name, needs = f"host{rank // self.per_host}", f"p{part}", ()
+        if self.experts > 1:
+            among, group = divmod(dp_rank, self.experts)
+            name, dp_rank = f"p{part}-e{group}", among
+            holds += (f"{name}/expert/{shard_of(among, self.d // self.experts, self.n)}",)
+            needs = self._needs(part, group)
+        return RankInfo(rank, host, 1000 + rank, name, dp_rank, holds, needs)
+
+    def _needs(self, part: int, group: int) -> tuple[str, ...]:
+        dense = [f"p{part}/dense/{shard}" for shard in range(self.d // self.n)]
+        experts = [f"p{part}-e{group}/expert/{shard}" for shard in range(self.d // self.experts // self.n)]
+        return (*dense, *([f"p{part}/common/0"] if self.common else []), *experts)
 
 
 @dataclass(frozen=True)
 class Weather:
-    """What the network does. Messages of one connection arrive in order unless `reorder`."""
+    """What the network does. Messages of one connection arrive in order unless `reorder`. `only`: it befalls messages
+    of this kind alone (the name of an event, "Stop", or an order)."""
 
     duplicate: float = 0.0
     reorder: bool = False
     loss: float = 0.0
     delay: float = 0.02
     peer_errors: float = 0.5  # how likely a rank notices a lost peer by itself
+    only: str = ""
 
 
 @dataclass(frozen=True)
@@ -125,6 +162,7 @@ class Scenario:
     save_every: int = 0  # steps from one periodic checkpoint to the next; 0: none
     drifted: int = -1  # a rank whose random state left the others
     watch: bool = False  # hangs are looked for
+    hashes: str = ""  # of shards: "": none; "stop": when a rank reports; "step": after each update, too
     uneven: bool = False  # steps take very different times, with long pauses between some
 
     @property

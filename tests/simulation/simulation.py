@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import heapq
 import random
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 from mindspeed_tft.engine.incident import EXIT_REBORN
@@ -33,10 +35,24 @@ from mindspeed_tft.engine.types import (
 )
 
 from .disk import Disk
-from .job import Collective, Meeting, SimRank
-from .layout import DEADLINES, HANGS, SPOILING_FAULTS, TICK, Fault, Scenario
+from .job import SimRank
+from .layout import CLOCK_FAULTS, DEADLINES, HANGS, JUMP, SPOILING_FAULTS, SUSPENDED, TICK, Fault, Scenario, Weather
+from .world import Collective, Meeting
 
 DIRTY = Update.DIRTY
+LEAVING_ALL_HOLDERS = ("flip", "link", "flap", "cut", "fail", "slow", "terminate")  # faults after which all can speak
+
+
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Nothing of a run is garbage before its end, and to find that out again and again takes as long as the run."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
 
 
 class Simulation:
@@ -49,6 +65,10 @@ class Simulation:
         self.deadlines = replace(DEADLINES, hang=5.0 if scenario.watch else 0.0)
         self.engine = Engine(self.deadlines, scenario.layout.world_size, strategies=scenario.strategies)
         self.takeovers = 0
+        self.befallen = 0  # messages for which the weather was bad
+        self.skew = 0.0  # of the engine's clock
+        self.suspensions = self.jumps = 0
+        self._waiting: list[Event] | None = None  # for an engine whose process is stopped
         self._leaderless = False
         self._ends: dict[SimRank, Event] = {}  # of processes, as their relays tell them again
         self.killed: list[SimRank] = []  # because they hang
@@ -64,14 +84,17 @@ class Simulation:
         self.stopped_at: float | None = None
         self.decided_on: set[int] = set()  # ranks alive whose reports had arrived when S was fixed
         self.harmed: set[int] = set()
+        self.flips_aged = False
         self.struck: list[tuple[float, Fault]] = []  # faults that really happened, and when
         self.decided_at = float("inf")
         self.timeline: list[tuple[float, str]] = []
-        self._queue: list[tuple[float, int, Callable[[], None]]] = []
+        # when, a number that keeps the order, whose and in which of its lives, what: flat, because there are millions
+        self._queue: list[tuple[float, int, SimRank | None, int, Callable[[], None]]] = []
         self._count = 0
         self._armed: dict[str, list[Fault]] = {}
         for fault in scenario.faults:
             self._armed.setdefault(fault.point, []).append(fault)
+        self.watched = {point.split("@")[0] for point in self._armed}
         self._reached: dict[str, int] = {}
         self._collectives: dict[tuple[str, int, str, int], Collective] = {}
         self._heard: set[int] = set()
@@ -93,11 +116,14 @@ class Simulation:
             self.after(self.jitter(0.2), lambda rank=rank: self._start(rank))
         self.after(TICK, self._tick)
         limit = 300.0 if self.scenario.agent is None and not self.scenario.uneven else 3000.0
-        while self._queue:
-            self.now, _, action = heapq.heappop(self._queue)
-            if self.now > limit or (self.closed and self.now > self.closed[0][0] + 1.0):
-                break
-            action()
+        queue, pop = self._queue, heapq.heappop
+        with _no_collection():
+            while queue:
+                self.now, _, rank, life, action = pop(queue)
+                if self.now > limit or (self.closed and self.now > self.closed[0][0] + 1.0):
+                    break
+                if rank is None or (rank.life == life and rank.alive and not rank.frozen):
+                    action()
         return self
 
     def _start(self, rank: SimRank) -> None:
@@ -118,7 +144,10 @@ class Simulation:
         self.after(self.jitter(4.0), rank.started)
 
     def _beat(self, rank: SimRank) -> None:
-        if not rank.alive or self.scenario.layout.world_size > 64 or (rank.hung and not self.scenario.watch):
+        unheard = (
+            self.scenario.layout.world_size > 64 and not self.scenario.watch
+        )  # spares the simulator, not the engine
+        if not rank.alive or unheard or (rank.hung and not self.scenario.watch):
             return
         if not rank.hung or rank.frozen == "stick":
             waiting = rank.inside is not None
@@ -143,7 +172,7 @@ class Simulation:
 
     def _take_over(self, informed: bool) -> None:
         """The next leader knows at most who takes part. All else it is told again."""
-        self._leaderless = False
+        self._leaderless, self._waiting = False, None
         if self.incidents and len(self.incidents[-1]) == 1:
             self.incidents.pop()
         self._heard.clear()
@@ -168,6 +197,32 @@ class Simulation:
             elif rank.link.up:
                 self._resync(rank)
 
+    def _suspend(self) -> None:
+        """The controller is stopped (a debugger, a host that sleeps) while all others go on."""
+        if self._waiting is None and not self._leaderless:
+            self._waiting = []
+            self.suspensions += 1
+            self.after(SUSPENDED, self._wake)
+
+    def _wake(self) -> None:
+        """What was said meanwhile comes all at once, before or after the first look at the clock."""
+        waiting, self._waiting = self._waiting or [], None
+        if self.coin(0.5):
+            self._feed(Tick(0.0))
+        for event in waiting:
+            self._feed(event)
+
+    @property
+    def unnoticed(self) -> bool:
+        """A bit that flipped before the last update may go unnoticed: other holders of the shard may be gone."""
+        leave = any(fault.what not in LEAVING_ALL_HOLDERS for _, fault in self.struck)
+        return leave or self.scenario.layout.n == 1 or bool(self.scenario.weather.loss)
+
+    @property
+    def trained(self) -> bool:
+        """The engine knew all ranks at some time."""
+        return any(state == State.TRAINING.value for _, state in self.timeline)
+
     def _living(self) -> list[SimRank]:
         return [rank for rank in self._seats.values() if rank.alive]
 
@@ -183,12 +238,16 @@ class Simulation:
     def _feed(self, event: Event) -> None:
         if self._leaderless:
             return
+        if self._waiting is not None:
+            if not isinstance(event, Tick):
+                self._waiting.append(event)
+            return
         if isinstance(event, Reported) and event.report.epoch in (self._epoch, 0 if self._epoch == 1 else -1):
             self._heard.add(event.report.rank)
         if isinstance(event, FaultSeen) and event.kind in SPOILING_FAULTS:
             self._told.setdefault(event.message, self._epoch)
         before, decided = self.engine.state, self.engine.step >= 0
-        actions = self.engine.handle(replace(event, at=self.now))
+        actions = self.engine.handle(replace(event, at=self.now + self.skew))
         if self.decided_at > self.now and self.engine.step > 0:
             self.decided_at = self.now
             self.decided_on = {rank for rank in self._heard if self.ranks[rank].alive}
@@ -213,7 +272,7 @@ class Simulation:
         self._parting.add(leaver)
         believed = self.engine._roster.alive  # a death may be known a moment later
         here = [rank for rank in self._seats.values() if rank.alive or rank.number in believed]
-        whole = [rank for rank in here if not rank.damaged and rank.update is not DIRTY]
+        whole = [rank for rank in here if not rank.damaged and not rank.flips and rank.update is not DIRTY]
         left = [rank for rank in whole if rank not in self._parting]
         for of_shard in (whole, left):
             missing = self.scenario.layout.holders().keys() - {shard for rank in of_shard for shard in rank.versions}
@@ -229,6 +288,8 @@ class Simulation:
         if self._resumed.setdefault(rank.group_epoch, step) != step:
             self.violation(f"rank {rank.number} resumes after {step}, others after {self._resumed[rank.group_epoch]}")
 
+        if unseen := {shard for shard in rank.flips if shard not in rank.old_flips or not self.unnoticed}:
+            self.violation(f"rank {rank.number} resumes after {step} with flipped bits in {sorted(unseen)}")
         if not rank.small:
             self.violation(f"rank {rank.number} resumes without random states and counters")
         if not rank.unowned and not self.scenario.weather.loss:  # else nobody may have heard that its memory failed
@@ -280,14 +341,14 @@ class Simulation:
                 self._new_stop(action.epoch)
             for number in action.ranks:
                 told = self._seats.get(number, self.ranks[number])
-                self._tell(told, lambda told=told: told.stop(action.epoch, action.doubt))  # type: ignore[misc]
+                self._tell(told, "Stop", lambda told=told: told.stop(action.epoch, action.doubt))  # type: ignore[misc]
         elif isinstance(action, Order):
             if action.kind in (OrderKind.ROLLBACK, OrderKind.LOAD):
                 self._behind = self.furthest
             rank = self._seats.get(action.rank, self.ranks[action.rank])
             if action.kind is OrderKind.EXIT and action.payload["code"] == EXIT_REBORN:
                 self._judge_parting(rank)
-            self._tell(rank, lambda: rank.order(action))
+            self._tell(rank, action.kind.value, lambda: rank.order(action))
         elif isinstance(action, Closed):
             self.closed.append((self.now, action))
             self._incident_ends()
@@ -302,7 +363,7 @@ class Simulation:
             seen = Examined(0.0, rank.number, rank.info.pid, "", "stacks.txt")
             self.after(self.jitter(0.5), lambda: self.say(rank, seen) if rank.alive else None)
         elif action.pid == rank.info.pid:
-            self._tell(rank, lambda: self._end_process(rank))
+            self._tell(rank, "Kill", lambda: self._end_process(rank))
 
     def _end_process(self, rank: SimRank) -> None:
         if rank.alive:
@@ -326,7 +387,12 @@ class Simulation:
 
     def after(self, seconds: float, action: Callable[[], None]) -> None:
         self._count += 1
-        heapq.heappush(self._queue, (self.now + seconds, self._count, action))
+        heapq.heappush(self._queue, (self.now + seconds, self._count, None, 0, action))
+
+    def then(self, rank: SimRank, seconds: float, action: Callable[[], None]) -> None:
+        """Unless what goes on in this rank is over by then."""
+        self._count += 1
+        heapq.heappush(self._queue, (self.now + seconds, self._count, rank, rank.life, action))
 
     def jitter(self, most: float) -> float:
         return self.random.random() * most
@@ -338,7 +404,7 @@ class Simulation:
         self.violations.append(text)
 
     def collective(self, rank: SimRank, name: str) -> Collective:
-        group = "world" if name in ("clip", "commit", "save") else rank.info.part
+        group = "world" if name in ("clip", "commit", "save") else str(self.scenario.layout.column(rank.number))
         key = (name, rank.step, group, rank.group_epoch)
         if key not in self._collectives:
             layout = self.scenario.layout
@@ -346,10 +412,13 @@ class Simulation:
         return self._collectives[key]
 
     def died(self, rank: SimRank, message: str) -> None:
-        self.after(
-            rank.link.clear_up - self.now + self.jitter(0.3) if rank.link.clear_up > self.now else self.jitter(0.3),
-            lambda: self._hear(rank, RankLost(0.0, rank.number, message, rank.info.pid)),
-        )
+        lost = RankLost(0.0, rank.number, message, rank.info.pid)
+        weather = self.scenario.weather
+        for copy in range(self._copies("RankLost") if weather.only == "RankLost" else 1):
+            told = max(0.0, rank.link.clear_up - self.now) + self.jitter(0.3)
+            if copy or (weather.only == "RankLost" and weather.reorder):
+                told = self.jitter(weather.delay)  # before the last words of the process, or long after them
+            self.after(told, lambda: self._hear(rank, lost))
         agent = self.scenario.agent
         if agent is not None and rank.exit_codes in ([], [EXIT_REBORN]) and not self.coin(agent.never):
             late = self.coin(agent.late)
@@ -377,6 +446,13 @@ class Simulation:
         if fault.what in ("takeover", "amnesia"):
             self._lose_leader(fault.what == "amnesia")
             return
+        if fault.what in CLOCK_FAULTS:
+            self.jumps += 1
+            if fault.what == "suspend":
+                self._suspend()
+            else:
+                self.skew += JUMP if fault.what == "ahead" else -JUMP
+            return
         if not rank.alive or (fault.what == "flap" and rank.inside is None):
             return
         self.struck.append((self.now, fault))
@@ -394,6 +470,8 @@ class Simulation:
             rank.terminate()
         elif fault.what == "memory":
             rank.damage()
+        elif fault.what == "flip":
+            rank.flip(len(self.struck))
         elif fault.what in SPOILING_FAULTS:
             rank.spoil(fault.what, len(self.struck))
         elif fault.what == "link":
@@ -429,10 +507,10 @@ class Simulation:
             if not isinstance(event, (Heartbeat, RankQuiet)):
                 link.unsaid.append(event)
             return
-        number = link.number
-        for _ in range(self._copies()):
-            at = self._arrival(link.clear_up)
-            link.clear_up = max(link.clear_up, at)
+        number, kind = link.number, type(event).__name__
+        for copy in range(self._copies(kind)):
+            at, in_order = self._arrival(link.clear_up, kind, copy)
+            link.clear_up = max(link.clear_up, at) if in_order else link.clear_up
             self.after(at - self.now, lambda: self._arrived(rank, event, number))
 
     def _arrived(self, rank: SimRank, event: Event, number: int) -> None:
@@ -466,26 +544,34 @@ class Simulation:
         else:
             rank.link.unsaid.append(event)
 
-    def _tell(self, rank: SimRank, action: Callable[[], None]) -> None:
+    def _tell(self, rank: SimRank, kind: str, action: Callable[[], None]) -> None:
         """Engine to rank."""
         link = rank.link
         number = link.number
         if not link.up:
             return
-        for _ in range(self._copies()):
-            at = self._arrival(link.clear_down)
-            link.clear_down = max(link.clear_down, at)
+        for copy in range(self._copies(kind)):
+            at, in_order = self._arrival(link.clear_down, kind, copy)
+            link.clear_down = max(link.clear_down, at) if in_order else link.clear_down
             self.after(at - self.now, lambda: action() if link.number == number else None)
 
-    def _copies(self) -> int:
+    def _copies(self, kind: str) -> int:
         weather = self.scenario.weather
+        if weather.only not in ("", kind):
+            return 1
+        self.befallen += 1
         if weather.loss and self.coin(weather.loss):
             return 0
         return 2 if weather.duplicate and self.coin(weather.duplicate) else 1
 
-    def _arrival(self, not_before: float) -> float:
-        at = self.now + self.jitter(self.scenario.weather.delay)
-        return at if self.scenario.weather.reorder else max(at, not_before)
+    def _arrival(self, not_before: float, kind: str, copy: int) -> tuple[float, bool]:
+        """When a message arrives, and whether later ones have to wait for it. Where only one kind suffers, its first
+        copies come in order unless `reorder`, and second ones long after."""
+        weather = self.scenario.weather
+        if weather.only and (weather.only != kind or not (copy or weather.reorder)):
+            return max(self.now + self.jitter(Weather.delay), not_before), True
+        at = self.now + self.jitter(weather.delay)
+        return (at, not weather.only) if weather.reorder else (max(at, not_before), not weather.only)
 
     def _cut(self, rank: SimRank) -> None:
         """The connection breaks and comes back."""

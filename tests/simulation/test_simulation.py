@@ -155,14 +155,6 @@ def test_4096_ranks_lose_a_host_in_the_update_and_a_writer_in_the_dump() -> None
 
 
 @pytest.mark.full
-def test_16384_ranks() -> None:
-    layout = Layout(parts=32, d=512, n=2, per_host=8)
-    simulation, took = large_run(layout, (Fault("kill_host", "commit@2", 5000), Fault("kill", "order:publish")))
-    assert outcome(simulation) == "dumped"
-    assert sum(seconds for seconds, _ in took) < 60
-
-
-@pytest.mark.full
 def test_large_jobs_with_drawn_faults() -> None:
     for seed in range(40):
         play(draw(seed, CALM, LARGE))

@@ -106,3 +106,15 @@ def test_discard_removes_everything_and_may_be_repeated(tmp_path: Path) -> None:
     files.discard(directory)
     files.discard(directory)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_stamped_file_reads_as_written_or_not_at_all(tmp_path: Path) -> None:
+    path = tmp_path / "pieces" / "tp0-pp0"
+    files.write_stamped(path, lambda file: file.write(b"piece"))
+    assert files.read_stamped(path) == b"piece"
+    path.write_bytes(b"peace")
+    with pytest.raises(files.DumpError, match="its writer stated"):
+        files.read_stamped(path)
+    path.unlink()
+    with pytest.raises(files.DumpError, match="cannot read"):
+        files.read_stamped(path)

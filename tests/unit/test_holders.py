@@ -1,4 +1,4 @@
-"""Replica arithmetic: who holds what, what it costs, and what one host can take away."""
+"""Replica arithmetic: who holds what, and what it costs."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from mindspeed_tft.replica.holders import (
     bytes_per_parameter,
     formula,
     holders,
-    same_host_shards,
     shard_count,
     shard_of,
 )
@@ -89,19 +88,3 @@ def test_a_replica_more_costs_the_sharded_bytes_once_more(size: tuple[int, int],
     everywhere, sharded = (int(term.rstrip("N/d")) for term in formula(precision).split(" + "))
     assert bytes_per_parameter(precision, n, d) == pytest.approx(everywhere + sharded * n / d)
     assert bytes_per_parameter(precision, d, d) == everywhere + sharded
-
-
-def test_shards_whose_holders_share_a_host_are_named_with_a_remedy() -> None:
-    found = same_host_shards({"p/1": ["a", "a"], "p/0": ["a", "b"], "p/2": ["b", "b", "b"]})
-    assert [(one.shard, one.host, one.holders) for one in found] == [("p/1", "a", 2), ("p/2", "b", 3)]
-    assert "--optimizer-replica-num" in found[0].remedy
-
-
-def test_one_host_alone_gets_another_remedy() -> None:
-    (found,) = same_host_shards({"p/0": ["a", "a"]})
-    assert "two or more hosts" in found.remedy
-
-
-def test_replicas_on_different_hosts_are_no_finding() -> None:
-    assert same_host_shards({"p/0": ["a", "b"], "p/1": ["b", "a"]}) == []
-    assert same_host_shards({}) == []

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,6 +19,8 @@ import torch
 
 from mindspeed_tft.faults import classify, inject
 from mindspeed_tft.faults.spec import SpecError
+from mindspeed_tft.recovery.stamps import Stamps
+from mindspeed_tft.replica.digest import Shard
 
 # What a training loop does, without the training.
 LOOP = """
@@ -94,7 +98,8 @@ def done(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         return f"{what} done"
 
     monkeypatch.setattr(inject, "_hooks", None)
-    inject.register(inject.Hooks("npu", lambda: ask("damage"), lambda: ask("cut"), exhaust))
+    flip: Callable[[random.Random], str] = lambda _chance: ask("flip")  # noqa: E731
+    inject.register(inject.Hooks("npu", lambda: ask("damage"), lambda: ask("cut"), exhaust, flip))
     return asked
 
 
@@ -136,7 +141,7 @@ def test_an_allocator_that_is_asked_for_too_much_raises_its_own_error(
 ) -> None:
     with pytest.raises(MemoryError, match="1 EiB"):
         _reach("oom@1:3:forward")
-    monkeypatch.setattr(inject, "_hooks", inject.Hooks("npu", lambda: "", lambda: "", lambda: None))
+    monkeypatch.setattr(inject, "_hooks", inject.Hooks("npu", lambda: "", lambda: "", lambda: None, lambda _chance: ""))
     with pytest.raises(SpecError, match="gave what no machine has"):
         _reach("oom@1:3:forward")
 
@@ -403,6 +408,23 @@ class _Host:
 
     def optimizers(self) -> list[Any]:
         return [self.optimizer]
+
+
+def test_one_bit_of_the_shard_flips_once_its_hash_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    from mindspeed_tft.patches import megatron_drill, megatron_kinds
+
+    host = _Host()
+    tensors = megatron_kinds.of(host.optimizer).in_place(host.optimizer)
+    stamps = Stamps(lambda: {"shard": Shard(tensors)})
+    monkeypatch.setattr(megatron_drill.runtime, "session", lambda: SimpleNamespace(host=host, stamps=stamps))
+    stamps.changed()
+    before = torch.cat(tensors).view(torch.int32)
+    said = megatron_drill._flip(random.Random("flip@0:7"))
+    changed = before ^ torch.cat(tensors).view(torch.int32)
+    (bit,) = changed[changed != 0].tolist()
+    assert bit in [1 << bit for bit in range(8, 16)]
+    assert said.endswith("of 3 flipped; hashes are known")
+    assert stamps.known != stamps.now()
 
 
 def test_a_damaged_rank_has_no_byte_of_its_state_left(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -75,6 +75,14 @@ class Job:
             found += self.feed(Tick(0))
         return found
 
+    def idle(self, seconds: float) -> list[Action]:
+        """Time passes, and nobody judges a deadline."""
+        found: list[Action] = []
+        for _ in range(round(seconds * 2)):
+            self.now += 0.5
+            found += self.feed(Heartbeat(0, 0, 7, "forward"))
+        return found
+
     def report(self, *ranks: int, step: int = 7, commit: Commit = P, update: Update = D, **more: Any) -> list[Action]:
         return self.feed(*(Reported(0, RankReport(rank, step, commit, update, **more)) for rank in ranks))
 
@@ -579,7 +587,7 @@ def test_a_publication_that_ends_while_everybody_leaves_is_told_at_the_close() -
     job = Job()
     job.stop()
     job.until(WRITE)
-    job.now += 23
+    job.idle(23)
     (publish,) = orders(job.answer(*orders(job.actions, WRITE)), PUBLISH)
     job.wait(7.5)
     assert job.engine.state is State.EXITING
@@ -628,7 +636,7 @@ def test_silent_ranks_are_excluded_at_the_stop_deadline_and_not_before() -> None
 def test_deadlines_are_judged_on_ticks_only() -> None:
     job = Job()
     job.lose(3)
-    job.now += 1000
+    job.idle(1000)
     job.report(0)
     assert job.engine.state is State.STOPPING
     job.feed(Tick(0))
@@ -650,7 +658,7 @@ def test_the_dump_ends_at_its_deadline() -> None:
     job = Job()
     job.stop()
     job.until(WRITE)
-    job.now += 25
+    job.idle(25)
     job.until(PUBLISH)
     assert not orders(job.wait(4.5))
     actions = job.wait(0.5)
@@ -688,6 +696,73 @@ def test_quiet_ranks_are_warned_of_once_and_never_stopped() -> None:
     assert not stops(actions)
     assert "rank 3 is heard again" in notes(job.feed(Heartbeat(0, 3, 7, "forward")))
     assert job.engine.state is State.TRAINING
+
+
+# ------------------------------------------------------------------------------------------------ clocks that jump
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_a_clock_that_jumps_kills_no_healthy_job(jump: float) -> None:
+    job = Job(hang=5.0)
+    for _ in range(20):
+        job.feed(*(Heartbeat(0, rank, 7, "forward") for rank in range(4)))
+        job.wait(1)
+    job.now += jump
+    actions = job.wait(1)
+    for _ in range(20):
+        actions += job.feed(*(Heartbeat(0, rank, 7, "forward") for rank in range(4)))
+        actions += job.wait(1)
+    told = "the clock went back by 3599.5 s" if jump < 0 else "that time counts against nobody"
+    assert [a for a in actions if not isinstance(a, Note)] == []
+    assert told in notes(actions, warn=True)
+    assert len(notes(actions).splitlines()) == 1, "one line, and nobody is missed"
+    assert job.engine.state is State.TRAINING
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+@pytest.mark.parametrize("first", ["tick", "report"])
+def test_a_clock_that_jumps_while_reports_are_awaited_takes_no_rank_out(jump: float, first: str) -> None:
+    job = Job()
+    job.lose(3)
+    job.report(0)
+    job.now += jump
+    if first == "tick":
+        job.feed(Tick(0))
+    job.report(1, 2)
+    assert {order.kind for order in orders(job.wait(0.5))} <= {STAGE, WRITE}
+    job.answer(*job.until(PUBLISH), path="/c")
+    assert job.leave().outcome == "dumped"
+    assert not job.engine.incident()["silent"]
+
+
+@pytest.mark.parametrize("jump", [3600.0, -3600.0])
+def test_after_a_jump_every_wait_still_ends(jump: float) -> None:
+    job = Job()
+    job.lose(3)
+    job.report(0, 1)
+    job.now += jump
+    job.wait(10.5)  # the first half second cannot be told from the jump
+    assert job.engine.state is not State.STOPPING
+    assert "rank 2 did not report within 10 s" in notes(job.actions, warn=True)
+
+
+def test_what_is_told_bears_the_time_of_the_caller() -> None:
+    job = Job()
+    job.now += 3600
+    job.lose(3)
+    at, _, text = job.engine.timeline[-1]
+    assert at == job.now and "stopping" in text
+    assert job.engine._desk.incident.faults[0].at == job.now
+    assert job.engine._desk.now < 10
+
+
+def test_an_old_time_stamp_turns_no_time_back() -> None:
+    job = Job()
+    job.wait(2)
+    before = job.engine._desk.now
+    job.engine.handle(Heartbeat(job.now - 2, 1, 7, "forward"))
+    job.feed(Tick(0))
+    assert job.engine._desk.now == before
 
 
 # ------------------------------------------------------------------------------------------------ late, twice, strange

@@ -60,6 +60,35 @@ def test_the_lowest_rank_writes_and_uses_its_own_shard() -> None:
     assert "1 part, 2 shards" in found.describe()
 
 
+def experts() -> dict[int, RankInfo]:
+    """Four data-parallel ranks, two replicas, experts divided over two: a part's ranks have one of the dense shards."""
+    needs = ("d/0", "d/1")
+    return {
+        rank: RankInfo(
+            rank, "h", 1, f"p-ep{rank % 2}", rank // 2, (f"d/{rank % 2}", f"e{rank % 2}/0"), (*needs, f"e{rank % 2}/0")
+        )
+        for rank in range(4)
+    }
+
+
+def test_a_part_gets_shards_that_only_ranks_of_other_parts_hold() -> None:
+    found = made(plan(experts(), said(experts()), {1: "lost"}))
+    assert found.parts == (
+        PartPlan("p-ep0", 0, {"d/0": 0, "d/1": 3, "e0/0": 0}),
+        PartPlan("p-ep1", 3, {"d/0": 0, "d/1": 3, "e1/0": 3}),
+    )
+    assert found.staged == {0: ("d/0",), 3: ("d/1",)}
+    lost = refused(plan(experts(), said(experts()), {1: "lost", 3: "lost"}))
+    assert set(lost.missing) == {"d/1", "e1/0"}
+
+
+def test_a_shard_that_no_registered_rank_holds_is_missing() -> None:
+    infos = {rank: info for rank, info in experts().items() if rank % 2 == 0}
+    lost = refused(plan(infos, said(infos)))
+    assert lost.missing == ("d/1",)
+    assert "d/1 (no rank that holds it has registered)" in lost.reason
+
+
 def test_every_part_has_its_own_writer() -> None:
     found = made(plan(job(parts=3), said(job(parts=3)), {0: "lost"}))
     assert found.writers == {"p0": 3, "p1": 1, "p2": 2}

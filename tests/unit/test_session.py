@@ -29,7 +29,7 @@ class ToyHost:
 
     def __init__(self, save: Path) -> None:
         self.save, self.weights, self.rng_draws, self.abort_commit = save, 0, 0, False
-        self.holder_has, self.saved = 0, -1
+        self.holder_has, self.saved, self.stops = 0, -1, 0
         self.loadable: tuple[int, ...] = ()
         self.load_breaks = False
         self.hit = "some"
@@ -72,6 +72,13 @@ class ToyHost:
     def write_part(self, state: SmallState, part: str, sources: dict[str, str], directory: Path) -> dict[Path, str]:
         path = self.checkpoint_directory(directory, state.step) / "model.pt"
         return {path: files.write_verified(path, lambda file: file.write(f"{self.weights}:{state.rng}".encode()))}
+
+    def stopped(self) -> None:
+        self.stops += 1
+
+    def complete(self, step: int, parts: list[str], directory: Path) -> dict[Path, str]:
+        path = self.checkpoint_directory(directory, step) / "index"
+        return {path: files.write_verified(path, lambda file: file.write(",".join(parts).encode()))}
 
     def damage(self) -> str:
         return self.hit
@@ -235,7 +242,10 @@ def test_a_broken_step_is_left_behind(made: tuple[Session, ToyHost, ToyLink]) ->
         session.recover(CommunicationAborted("peer gone"))
     assert left.value.args == (75,)
     assert ("fault", "peer", False) in link.said
+    assert host.stops == 1
     assert (host.save / "iter_0000001" / "model.pt").read_text() == "1:{'draws': 1}"
+    assert (host.save / "iter_0000001" / "index").read_text() == "tp0-pp0"
+    assert sorted(files.verify_checkpoint(host.save / "iter_0000001")["files"]) == ["index", "model.pt"]
     assert (host.save / "latest.txt").read_text() == "1"
     assert ("done", 2, True, "", {"path": str(host.save / "iter_0000001"), "resume": "resume at 1"}) in link.said
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 from hypothesis import given
+from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from mindspeed_tft import arguments, settings
@@ -78,6 +79,7 @@ def test_the_preset_of_what_is_not_built_is_refused() -> None:
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "optimizer_replica_num": st.integers(3, 64),
     "tft_platform": st.sampled_from(["cpu", "cuda", "npu"]),
+    "tft_shard_hash": st.sampled_from(["step", "stop", "never"]),
     "tft_deadline": st.floats(10, 86400),
     "tft_reboot_wait": st.floats(0.5, 86400),
     "tft_hang_seconds": st.floats(-10, 86400),
@@ -99,6 +101,7 @@ def as_flag(key: str, value: object) -> str:
 
 
 @pytest.mark.parametrize("key", list(settings.Settings.model_fields))
+@hypothesis_settings(deadline=None)  # it writes a file, and the disk may be slow
 @given(data=st.data())
 def test_precedence_of_every_setting(key: str, data: st.DataObject) -> None:
     """environment > flag > YAML > default, whichever of them speak."""

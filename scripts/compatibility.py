@@ -1,0 +1,130 @@
+"""Write `docs/compatibility.md` from the tests that prove it.
+
+python scripts/compatibility.py            write the page
+python scripts/compatibility.py --print    print it
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import shlex
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from mindspeed_tft.patches.megatron_unproved import UNPROVED
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGE = ROOT / "docs" / "compatibility.md"
+
+
+def data(name: str) -> ModuleType:
+    """A module with rows; the tests are no package that could be imported."""
+    spec = importlib.util.spec_from_file_location(f"rows_{name}", ROOT / "tests" / "megatron" / f"{name}.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def page() -> str:
+    rows = data("compatibility")
+    lines = [*_head(rows.MEGATRON), *_proved(rows), *_refused(data("refused").REFUSED), *_states(rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _head(release: str) -> Iterator[str]:
+    yield "# Compatibility with Megatron"
+    yield ""
+    yield "<!-- written by scripts/compatibility.py from tests/megatron/compatibility.py; a test compares the two -->"
+    yield ""
+    yield f"Each feature of Megatron (here megatron-core {release}, on CPU with gloo) is proved exact by a test, or"
+    yield "refused at start-up. What has no state that outlives a micro-batch (activation functions, kinds of layers,"
+    yield "tokenizers, forms of logs) has nothing to put back and is not listed."
+    yield ""
+
+
+def _proved(rows: ModuleType) -> Iterator[str]:
+    yield "## Proved exact"
+    yield ""
+    yield "A drill trains a real Megatron job with the flags, breaks it at the given place, and compares every byte at"
+    yield "the end (with preset `dump` the dump as well) with the unbroken run of stock Megatron. To repeat one:"
+    yield "`tftctl drill ARGUMENTS -- FLAGS`, or `pytest -m full tests/megatron/test_compatibility.py`."
+    yield ""
+    drills = (
+        (row.features, _code(row.flags), _code(shlex.join(_before_flags(row.arguments())))) for row in rows.PROVED
+    )
+    yield from _table(("feature", "flags", "drill"), drills)
+    yield ""
+    yield "Proved by other tests:"
+    yield ""
+    tests = ((row.features, _code(row.flags), _names(row.tests)) for row in rows.ELSEWHERE)
+    yield from _table(("feature", "flags", "tests"), tests)
+    yield ""
+
+
+def _before_flags(arguments: Sequence[str]) -> Sequence[str]:
+    return arguments[: arguments.index("--")] if "--" in arguments else arguments
+
+
+def _refused(rows: Iterable[Any]) -> Iterator[str]:
+    table = {option.attribute: option for option in UNPROVED}
+    yield "## Refused at start-up"
+    yield ""
+    yield "With `--enable-high-availability`, before any process group exists, with exit status 2"
+    yield "(`tests/megatron/test_refusals.py` starts each of them)."
+    yield ""
+    lines = [(row.features, table[attribute]) for row in rows for attribute in row.flags]
+    yield from _table(
+        ("feature", "flag", "reason", "remedy"),
+        ((features, _code(option.flag), option.reason, option.remedy) for features, option in lines),
+    )
+    yield ""
+
+
+def _states(rows: ModuleType) -> Iterator[str]:
+    refused = {option.attribute: option.flag for option in UNPROVED}
+    yield "## States that a fault leaves behind"
+    yield ""
+    yield "What a step that is broken off leaves in a process, what puts it back, and the tests that would see it if"
+    yield "nothing did."
+    yield ""
+    lines = (
+        (
+            state.what,
+            ", ".join(f"refused: {_code(refused[name])}" if name in refused else _code(name) for name in state.by),
+            _names(state.tests),
+        )
+        for state in rows.STATES
+    )
+    yield from _table(("state", "put back by", "tests"), lines)
+
+
+def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'|'.join('---' for _ in head)}|"
+    for line in lines:
+        yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |"
+
+
+def _code(text: str) -> str:
+    return f"`{text}`" if text and not text.startswith("(") else text
+
+
+def _names(tests: Sequence[str]) -> str:
+    return ", ".join(_code(test.removeprefix("tests/")) for test in tests)
+
+
+def main() -> None:
+    text = page()
+    if sys.argv[1:] == ["--print"]:
+        sys.stdout.write(text)
+    else:
+        PAGE.write_text(text)
+
+
+if __name__ == "__main__":
+    main()
