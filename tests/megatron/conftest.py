@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-KEPT_REFERENCES = 30
+KEPT_REFERENCES = 60
 
 
 @dataclass(frozen=True)

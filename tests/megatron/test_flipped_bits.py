@@ -55,6 +55,7 @@ def test_a_dump_is_made_of_the_other_holders_shard(drill: Callable[..., Drilled]
     assert part["sources"]["tp0-pp0/dense/0"] == 2
 
 
+@pytest.mark.full
 def test_a_flipped_rank_is_repaired_beside_one_that_is_started_again(drill: Callable[..., Drilled]) -> None:
     found = drill("--preset", "recover", "--dtype", "bf16", "--fault", "flip@0:7", "--fault", "kill@1:8:backward")
     _exact(found, "recover")

@@ -232,6 +232,7 @@ def test_hosts_that_the_launcher_tells_are_refused_at_once(tmp_path: Path) -> No
 
 
 @needs_hosts
+@full
 def test_nodes_of_different_sizes_are_refused_when_the_ranks_have_met(tmp_path: Path) -> None:
     """Every rank comes to the same answer, so none is left waiting."""
     ended = launch(tmp_path, "dp4", {"small": 1, "large": 3}, 3, [WANTED])

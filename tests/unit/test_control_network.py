@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import ipaddress
 import os
+import queue
 import signal
 import socket
 import subprocess
@@ -192,8 +193,13 @@ def say_hello(
             request_serializer=wire.HostSays.SerializeToString,
             response_deserializer=wire.HostOrders.FromString,
         )
-        hello = wire.HostHello(protocol=protocol, host="hosta", node_rank=0, run=run)
-        return next(call(iter([wire.HostSays(hello=hello)]), timeout=5))
+        hello = wire.HostSays(hello=wire.HostHello(protocol=protocol, host="hosta", node_rank=0, run=run))
+        says: queue.SimpleQueue[wire.HostSays | None] = queue.SimpleQueue()
+        says.put(hello)
+        try:  # as a relay does, the stream stays open until it was answered
+            return next(call(iter(says.get, None), timeout=5))
+        finally:
+            says.put(None)
 
 
 def test_a_relay_of_another_job_is_refused(tmp_path: Path) -> None:

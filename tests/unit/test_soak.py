@@ -121,7 +121,8 @@ def test_the_plan_is_that_of_a_drill_without_its_limits() -> None:
         (("dp4", "fp32", 1, 50), "needs at least 2"),
         (("dp4", "fp8", 2, 50), "known: fp32 bf16 fp16"),
         (("dp4", "fp32", 3, 50), "fitting: 2 4"),
-        (("ep2dp2", "fp32", 2, 50), "available axes"),
+        (("cp2dp2", "fp32", 2, 50), "available axes"),
+        (("ep2dp2", "fp32", 2, 50), "for example ep2dp4"),
     ],
 )
 def test_bad_arguments_are_refused(arguments: tuple[str, str, int, int], named: str) -> None:
