@@ -184,6 +184,7 @@ def protect(host: MegatronHost) -> None:
     signals.catch_endings(_session)
     _catch_uncaught(_session)
     atexit.register(_goodbye, link)
+    atexit.register(_session.stamps.end)
     if rank == 0:
         _tell_replicas(_settings, host, exposed)
         _warn_of_patience(_settings)

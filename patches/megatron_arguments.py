@@ -90,7 +90,7 @@ def check(settings: Settings, space: Any, environ: Any, origin: Mapping[str, str
     _check_rules(settings)
     _check_layout(settings, space, origin or {})
     _check_checkpoint(space)
-    unproved = megatron_unproved.first(space)
+    unproved = megatron_unproved.first(space, online=settings.strategies() != ("dump",))
     if unproved is not None:
         raise Refused(unproved.flag, unproved.reason, unproved.remedy)
     for conflict in mindspeed.refuse_conflicts(space):
@@ -204,7 +204,10 @@ def _check_hosts(settings: Settings, space: Any, environ: Any) -> None:
     """Where ranks run is certain only when they have met, and is judged then once more (`runtime.protect`)."""
     where = hosts.pretended(environ)
     if settings.tft_require_separate_hosts and len(where) == space.world_size:
-        found = hosts.judge(megatron_layout.sizes(space), megatron_layout.replicas(space, settings.replicas), where)
+        try:
+            found = hosts.judge(megatron_layout.sizes(space), megatron_layout.replicas(space, settings.replicas), where)
+        except ValueError:
+            return  # a world of no such sizes: Megatron's own message is the better one
         if found is not None:
             raise Refused(hosts.WANTED, found.reason, found.remedy)
 

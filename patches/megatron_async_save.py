@@ -89,6 +89,8 @@ def _forget_results() -> None:
             results.get_nowait()
     except queue.Empty:
         return
+    except (OSError, EOFError):  # its process was asked to end together with this one
+        _module(WRITER)._results_queue = None  # the next save makes another
 
 
 # ------------------------------------------------------------------------------------ processes of this rank

@@ -22,7 +22,8 @@ def shards(host: MegatronHost) -> dict[str, Shard]:
 
 
 def _of(optimizer: Any) -> Shard:
-    if optimizer is None:  # its layers are on other stages
+    # Its layers are on other stages, or nothing of them is trained.
+    if optimizer is None or getattr(optimizer, "optimizer", None) is None:
         return Shard([])
     return Shard(megatron_kinds.of(optimizer).in_place(optimizer), partial(_updates, optimizer))
 

@@ -98,6 +98,7 @@ def _point_to(host: MegatronHost, step: int, base: Path) -> None:
 
 def _load(host: MegatronHost, step: int, base: Path) -> None:
     space = _args()
+    _forget_counts(host)
     space.consumed_train_samples = space.skipped_train_samples = space.consumed_valid_samples = 0
     host.scheduler.num_steps = 0  # loading adds to it
     try:
@@ -112,6 +113,20 @@ def _load(host: MegatronHost, step: int, base: Path) -> None:
     space.iteration, space.curr_iteration = step, step - 1
     space.num_floating_point_operations_so_far = flops
     host.set_flops(float(flops))
+
+
+def _forget_counts(host: MegatronHost) -> None:
+    """Before it reads a distributed checkpoint, Megatron insists that all optimizers and groups have counted the same
+    number of updates. A broken update leaves them apart; what is loaded overwrites them."""
+    for optimizer in host.optimizers():
+        if optimizer is None:
+            continue
+        for group in optimizer.optimizer.param_groups:
+            if "step" in group:
+                group["step"] = 0
+        for state in optimizer.optimizer.state.values():
+            if torch.is_tensor(state.get("step")):
+                state["step"].zero_()
 
 
 # What the command line may say about the first load, and what it has to say for one in the middle of training.

@@ -32,7 +32,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from mindspeed_tft.patches import megatron_rollback
+from mindspeed_tft.patches import megatron_kinds, megatron_rollback
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery.record import SmallState
 
@@ -167,6 +167,8 @@ def _in_buckets(optimizer: Any, assembled: dict[Any, Any]) -> dict[Any, Any]:
     parameter and gap of each rank. A reader takes what it wants from however many slices there are."""
     mapping = _module("megatron.core.dist_checkpointing.mapping")
     group = f"{_OF_A_GROUP}{optimizer.data_parallel_group_idx}"
+    # What is of no expert is the same in all expert parts; the first one writes it.
+    copy_number = int(not megatron_kinds.is_expert(optimizer) and _mpu().get_expert_model_parallel_rank() > 0)
     result: dict[Any, Any] = {
         name: mapping.ShardedObject(f"{group}.{name}", getattr(optimizer, name), (1,), (0,))
         for name in ("per_bucket_numel", "per_bucket_numel_unpadded")
@@ -180,7 +182,9 @@ def _in_buckets(optimizer: Any, assembled: dict[Any, Any]) -> dict[Any, Any]:
                 place = f"{group}.gbuf_idx_{buffer_index}.dtype_{dtype}.bucket_idx_{bucket_index}"
                 of_buffer.append(
                     {
-                        key: mapping.ShardedTensor.from_rank_offsets(f"{place}.{key}", tensors[key][start:end])
+                        key: mapping.ShardedTensor.from_rank_offsets(
+                            f"{place}.{key}", tensors[key][start:end], replica_id=copy_number
+                        )
                         for key in _keys(tensors)
                     }
                 )
@@ -221,8 +225,13 @@ def _sharded(content: dict[str, Any]) -> list[Any]:
 def _replica(item: Any) -> Any:
     """Which copy this is, were this rank the first of its data-parallel group: Megatron's last number says which rank
     of that group has it; for what is kept in the optimizer's layout the first one says which instance."""
-    if _OF_A_GROUP in item.key or isinstance(item.replica_id, int):
+    if isinstance(item.replica_id, int):
+        return item.replica_id
+    if _OF_A_GROUP in item.key:
         return 0
+    mpu = _mpu()
+    if mpu.get_expert_model_parallel_rank() and item.replica_id[-1] != mpu.get_expert_data_parallel_rank():
+        return 1  # of no expert: the rank is one of the dense data-parallel group, and the first expert part writes it
     return (*item.replica_id[:-1], 0)
 
 
@@ -306,16 +315,19 @@ def complete(checkpoint: Path, directory: Path, parts: list[str]) -> dict[Path, 
         config: files.sha256_of(config),
     }
     if getattr(_module("megatron.training.global_vars").get_args(), "verify_integrity", False):
-        manifest = _integrity(checkpoint)
+        manifest = _integrity(checkpoint, directory, parts, hashes)
         hashes[manifest] = files.sha256_of(manifest)
     return hashes
 
 
-def _integrity(checkpoint: Path) -> Path:
-    """Megatron's own list of hashes, which it asks for when it loads with `--verify-integrity`."""
+def _integrity(checkpoint: Path, directory: Path, parts: list[str], hashes: dict[Path, str]) -> Path:
+    """Megatron's own list of hashes, which it asks for when it loads with `--verify-integrity`: those of the writers,
+    who have read their files back, and those of the index."""
     validation = _module("megatron.core.dist_checkpointing.validation")
     manifest = checkpoint / str(validation.INTEGRITY_FNAME)
-    listed = {path.name: files.sha256_of(path) for path in sorted(checkpoint.iterdir())}
+    listed = {path.name: sha for path, sha in hashes.items()}
+    for part in parts:
+        listed.update((name, entry["sha256"]) for name, entry in files.read_fragment(directory, part).items())
     files.write_text(manifest, json.dumps({"algorithm": validation._HASH_ALGORITHM, "files": listed}, indent=2))
     return manifest
 

@@ -25,6 +25,11 @@ class Unproved(NamedTuple):
     def flag(self) -> str:
         return self.spelled or flag_of(self.attribute)
 
+    @property
+    def online(self) -> bool:
+        """Whether it is in the way of a repair or a newcomer alone: a job that only dumps may have it."""
+        return self.attribute in _IN_THE_WAY_OF_REPAIRS
+
 
 def _several(value: Any) -> bool:
     return (value or 1) > 1
@@ -40,6 +45,38 @@ _FSDP = "FSDP keeps no optimizer replicas"
 _DISTRIBUTED_OPTIMIZER = "use --use-distributed-optimizer"
 _PLAIN_TYPES = "train in bf16, fp16 or fp32"
 _GRAPHS = "captured graphs cannot be left in the middle of a step"
+
+# Nothing is rolled back, regrouped or started again in a job that dumps and ends.
+_IN_THE_WAY_OF_REPAIRS = frozenset(
+    (
+        "tp_comm_overlap",
+        "use_ring_exchange_p2p",
+        "nccl_ub",
+        "create_all_gather_group",
+        "distributed_timeout_seconds_after_init",
+        "symmetric_ar_type",
+        "moe_use_upcycling",
+        "ckpt_assume_constant_structure",
+        "non_persistent_save_interval",
+        "dataloader_type",
+        "phase_transition_iterations",
+        "logits_save_dir",
+        "logits_load_dir",
+        "fault_injector_ranks",
+        "fault_injector_num_ranks",
+        "log_straggler",
+        "run_workload_inspector_server",
+        "gpu_sniff_test_interval",
+        "log_energy",
+        "profile",
+        "moe_routing_trace_path",
+        "save_params_interval",
+        "save_wgrads_interval",
+        "save_dgrads_interval",
+        "save_activations_interval",
+        "save_tokens_per_expert_interval",
+    )
+)
 
 UNPROVED: tuple[Unproved, ...] = (
     # ------------------------------------------------------------------------------------------ parallelism
@@ -211,10 +248,12 @@ UNPROVED: tuple[Unproved, ...] = (
 )
 
 
-def first(space: Any, table: tuple[Unproved, ...] = UNPROVED) -> Unproved | None:
+def first(space: Any, table: tuple[Unproved, ...] = UNPROVED, online: bool = True) -> Unproved | None:
     """The first option of Megatron's arguments that is refused, if there is one. Options that this Megatron does not
-    know are not looked at."""
+    know are not looked at. `online`: whether faults are repaired, or processes started again."""
     for option in table:
+        if option.online and not online:
+            continue
         if hasattr(space, option.attribute) and option.wrong(getattr(space, option.attribute)):
             return option
     return None

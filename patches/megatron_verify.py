@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import logging
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +14,8 @@ from mindspeed_tft.recovery.files import MANIFEST, DumpError
 
 if TYPE_CHECKING:
     from mindspeed_tft.patches.megatron_host import MegatronHost
+
+log = logging.getLogger(__name__)
 
 _NONE = 1 << 62  # no file is wrong
 _UNREADABLE = -1  # the manifest itself is
@@ -35,6 +38,9 @@ def check_load(host: MegatronHost) -> None:
     if where is not None:
         try:
             stated = manifest.read(where)
+            if manifest.written_over(where, stated):
+                log.warning("%s was saved over since it was dumped: %s says nothing about it", where, MANIFEST)
+                stated = {}
             rank, world = torch.distributed.get_rank(), torch.distributed.get_world_size()
             wrong = manifest.first_wrong(where, stated, rank, world)
         except DumpError as exc:

@@ -75,12 +75,16 @@ def _refused(rows: Iterable[Any]) -> Iterator[str]:
     yield "## Refused at start-up"
     yield ""
     yield "With `--enable-high-availability`, before any process group exists, with exit status 2"
-    yield "(`tests/megatron/test_refusals.py` starts each of them)."
+    yield "(`tests/megatron/test_refusals.py` starts each of them). Those marked *online* hinder a repair or a newcomer"
+    yield "only: a job that just dumps may have them."
     yield ""
     lines = [(row.features, table[attribute]) for row in rows for attribute in row.flags]
     yield from _table(
         ("feature", "flag", "reason", "remedy"),
-        ((features, _code(option.flag), option.reason, option.remedy) for features, option in lines),
+        (
+            (features, _code(option.flag) + " *online*" * option.online, option.reason, option.remedy)
+            for features, option in lines
+        ),
     )
     yield ""
 

@@ -277,5 +277,9 @@ class UplinkKeeper:
                 await call.write(message)
             patience.renew()
             await call.done_writing()
+        except asyncio.CancelledError:
+            if patience.ran_out():
+                raise Ended(f"it takes nothing for {self._uplink.deadlines.heartbeat_lost:.1f} s") from None
+            raise
         finally:
             patience.end()

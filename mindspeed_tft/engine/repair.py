@@ -175,7 +175,7 @@ class Repair:
 
     def _digests(self) -> Payload:
         """Of the shards that are given away."""
-        now = revise(self.agreement, self._reports, self._roster.infos, start=True)
+        now = revise(self.agreement, self._reports, self._roster.infos, start=True, departed=self._departed)
         known = {} if isinstance(self.plan, RewindPlan) else digests_of(now, self._reports)
         moved = {transfer.shard for transfer in self.plan.transfers}
         found = {shard: digest for shard, digest in sorted(known.items()) if shard in moved}

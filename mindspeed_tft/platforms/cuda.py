@@ -11,6 +11,8 @@ import torch
 from mindspeed_tft.platforms import cuda_names
 from mindspeed_tft.platforms.base import Platform
 
+_BESIDE: dict[int, Any] = {}  # device to the stream of what runs beside training
+
 
 class CudaPlatform(Platform):
     """A GPU has no order that aborts its work: a thread that waits in a collective is freed by the abort of the
@@ -41,7 +43,9 @@ class CudaPlatform(Platform):
         @contextmanager
         def stream() -> Iterator[None]:
             torch.cuda.set_device(device)  # of this thread: another thread's is device 0
-            own = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            if device not in _BESIDE:  # each stream has a cache of memory of its own
+                _BESIDE[device] = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+            own = _BESIDE[device]
             own.wait_event(done)
             with torch.cuda.stream(own):
                 yield

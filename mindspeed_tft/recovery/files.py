@@ -146,6 +146,19 @@ def write_fragment(directory: Path, part: str, checkpoint: Path, hashes: dict[Pa
     write_text(fragment(directory, part), json.dumps(entries, indent=1))
 
 
+def read_fragment(directory: Path, part: str) -> dict[str, dict[str, Any]]:
+    """What the writer of a part has left for the publisher: sha256 and bytes by file name.
+
+    Raises:
+        DumpError: it cannot be read.
+    """
+    try:
+        found: dict[str, dict[str, Any]] = json.loads(fragment(directory, part).read_text(encoding="utf-8"))
+    except (OSError, ValueError) as exc:
+        raise DumpError(f"no usable manifest of part {part} in {directory}: {exc}") from exc
+    return found
+
+
 def publish(
     directory: Path, checkpoint: Path, final: Path, tracker: Path, step: int, parts: list[str], facts: dict[str, Any]
 ) -> None:
@@ -156,10 +169,7 @@ def publish(
     """
     files: dict[str, Any] = {}
     for part in parts:
-        try:
-            files.update(json.loads(fragment(directory, part).read_text(encoding="utf-8")))
-        except (OSError, ValueError) as exc:
-            raise DumpError(f"no usable manifest of part {part} in {directory}: {exc}") from exc
+        files.update(read_fragment(directory, part))
     _verify(checkpoint, files)
     write_text(checkpoint / MANIFEST, json.dumps({"step": step, "files": files, **facts}, indent=1, sort_keys=True))
     try:

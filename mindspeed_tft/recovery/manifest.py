@@ -14,6 +14,8 @@ from pathlib import Path
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery.files import MANIFEST, DumpError
 
+_INDEX = ".metadata"  # of torch's distributed checkpoints
+
 
 @dataclass(frozen=True)
 class Stated:
@@ -36,6 +38,17 @@ def read(checkpoint: Path) -> dict[str, Stated]:
         return {}
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as exc:
         raise DumpError(f"{checkpoint / MANIFEST} cannot be read ({type(exc).__name__}: {exc})") from exc
+
+
+def written_over(checkpoint: Path, stated: Mapping[str, Stated]) -> bool:
+    """Whether the framework, without us, has saved that step once more: then all files are younger than the manifest,
+    which came last, or the index is (a save in format `torch_dist` has other files)."""
+    try:
+        last = (checkpoint / MANIFEST).stat().st_mtime
+        judged = [name for name in stated if name == _INDEX] or list(stated)
+        return bool(judged) and all((checkpoint / name).stat().st_mtime > last + 1 for name in judged)
+    except OSError:
+        return False
 
 
 def share(stated: Mapping[str, Stated], rank: int, ranks: int) -> list[str]:

@@ -94,6 +94,7 @@ class Session(Generic[HostT]):
         self.record = StepRecord()
         self.stamps = stamps or Stamps(dict, "never")
         self._saved: dict[int, dict[str, str]] = {}  # hashes of the shards when a step was saved
+        self._unusable: set[int] = set()  # steps of checkpoints from which something else was loaded
         self._fault = ""
         self._broken: BaseException | None = None  # what ended the training loop
         self._asked = False  # to end, by a signal
@@ -163,11 +164,12 @@ class Session(Generic[HostT]):
         Raises:
             ShardChanged: it is not.
         """
-        now = self.stamps.now()
+        now = self._digests()  # none where they cannot be taken: the save itself will meet a broken device
         if why := _differing(self.stamps.known, now):
             raise ShardChanged(why)
         self.stamps.keep(now)
         self._saved[step] = now
+        self._unusable.discard(step)
 
     # ----------------------------------------------------------------------------- a fault
 
@@ -256,7 +258,7 @@ class Session(Generic[HostT]):
         """Say where this rank stands. Nothing changes that, but an order."""
         record = self.record
         begun = record.commit is not Commit.NONE  # forward and backward are over, their randomness is drawn
-        checkpoints = self.host.checkpoints()
+        checkpoints = tuple(step for step in self.host.checkpoints() if step not in self._unusable)
         digests = self._digests()
         stamps = self.stamps.known  # without those that are of other tensors, as was just found
         self.stamps.keep({shard: digest for shard, digest in digests.items() if shard not in stamps})
@@ -283,10 +285,13 @@ class Session(Generic[HostT]):
         )
 
     def _digests(self) -> dict[str, str]:
-        """Hashes of the shards as they are; none where they are of no step, or are not to be read."""
+        """Hashes of the shards as they are; none before training, where they are of no step, or are not to be read."""
         states = set(self.record.updates.values())
-        if self._damaged or Update.DIRTY in states or len(states) > 1:
+        if self._damaged or Update.DIRTY in states or len(states) != 1:
             return {}
+        return self._hashes()
+
+    def _hashes(self) -> dict[str, str]:
         try:
             return self.stamps.now()
         except RuntimeError as exc:  # a device that was stopped gives nothing away
@@ -300,7 +305,7 @@ class Session(Generic[HostT]):
             DumpError: a shard has another hash.
         """
         known = {shard: wanted[shard] for shard in shards if shard in wanted}
-        if known and (why := _differing(known, self.stamps.now(), "it should have")):
+        if known and (why := _differing(known, self._hashes(), "it should have")):
             raise files.DumpError(why)
 
     def _obey(self) -> None:
@@ -417,7 +422,7 @@ class Session(Generic[HostT]):
             self.record.given(step)
             self._damaged = False
         if taken := [shard for shard in taken if shard in self.info.holds]:
-            now = self.stamps.now()
+            now = self._hashes()
             self.stamps.keep({shard: now[shard] for shard in taken if shard in now})
         return {"taken": ",".join(taken)}
 
@@ -431,7 +436,7 @@ class Session(Generic[HostT]):
             self.host.roll_back(self._state_of(step), again=self.record.step == step + 1)
         if joined:
             self.host.forget_first_times()
-        now = self.stamps.now()
+        now = self._hashes()
         if why := _differing(self.stamps.known, now):
             raise files.DumpError(why)
         self._stand_at(step, len(self.record.updates))
@@ -450,8 +455,9 @@ class Session(Generic[HostT]):
         self.host.load(step)
         if joined:
             self.host.forget_first_times()
-        now = self.stamps.now()
+        now = self._hashes()
         if why := _differing(self._saved.get(step, {}), now, f"it had when step {step} was saved", counted=False):
+            self._unusable.add(step)  # the next try takes an older one
             raise files.DumpError(why)
         self.stamps.keep(now)
         self._saved = {saved: digests for saved, digests in self._saved.items() if saved <= step}

@@ -120,6 +120,12 @@ class Stamps:
         with self._wake:
             return self._wake.wait_for(lambda: self._job is None and not self._busy, timeout)
 
+    def end(self, timeout: float = 5.0) -> None:
+        """The process is about to end. A thread that comes back from torch then would abort it."""
+        self._mode = "never"
+        self.changing()  # it stops before its next row
+        self.settle(timeout)
+
     # ------------------------------------------------------------------------------------------------ the thread
 
     def _work(self) -> None:
@@ -139,6 +145,7 @@ class Stamps:
             except Exception as exc:  # the device may be stopped, or its memory be broken: the main thread will see
                 log.warning("the hashes of this step's shards could not be taken: %s", exc)
             self._spent += clock() - begun
+            del readers, place  # they would keep tensors alive that a rewind replaces
 
     def _take(self, number: int, readers: dict[str, Reader], place: Place) -> None:
         with place():

@@ -131,3 +131,15 @@ def test_an_option_that_this_megatron_does_not_have_is_not_looked_at() -> None:
     table = (Unproved("no_such_option", bool, "-"), Unproved("context_parallel_size", lambda value: value > 1, "-"))
     assert first(_Space(), table) is table[1]
     assert first(_Space(), table[:1]) is None
+
+
+class _Profiled:
+    profile = True
+
+
+def test_what_is_in_the_way_of_a_repair_alone_is_not_refused_to_a_job_that_only_dumps() -> None:
+    refused = first(_Profiled())
+    assert refused is not None and refused.flag == "--profile"
+    assert first(_Profiled(), online=False) is None
+    assert first(_Space(), online=False) is not None
+    assert {option.attribute for option in UNPROVED if option.online} >= {"profile", "log_straggler"}

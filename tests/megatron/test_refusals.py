@@ -35,7 +35,12 @@ def unproved(save: list[str]) -> tuple[dict[str, Any], list[Unproved]]:
     options = [word for words in flags.values() if not words.startswith("!") for word in words.split()]
     options = [word for word in [*BASE, *options] if word not in taken]
     table = {option.attribute: option for option in UNPROVED}
-    asked = {"words": [*BASE, *HA, *save], "options": options, "attributes": list(flags), "environ": {}}
+    asked = {
+        "words": [*BASE, *HA, "--enable-hbmfault-repair", *save],
+        "options": options,
+        "attributes": list(flags),
+        "environ": {},
+    }
     return asked, [table[attribute] for attribute in flags]
 
 

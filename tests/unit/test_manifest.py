@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -85,3 +86,22 @@ def test_every_file_is_read_once_and_the_work_is_even(sizes: list[int], ranks: i
     assert sorted(name for names in shares for name in names) == sorted(stated)
     loads = [sum(stated[name].size + 1 for name in names) for names in shares]
     assert max(loads) - min(loads) <= max((size + 1 for size in sizes), default=0)
+
+
+@pytest.mark.parametrize(("younger", "over"), [((), False), (("tp0",), False), (("tp0", "tp1", "tp2"), True)])
+def test_a_dump_that_megatron_saved_over_is_no_dump_any_more(dump: Path, younger: tuple[str, ...], over: bool) -> None:
+    """All files are younger than the manifest then. One alone was changed by somebody, and is judged."""
+    later = (dump / files.MANIFEST).stat().st_mtime + 10
+    for part in younger:
+        os.utime(dump / part / "model.pt", (later, later))
+    assert manifest.written_over(dump, manifest.read(dump)) is over
+
+
+def test_of_a_distributed_checkpoint_the_index_tells(dump: Path) -> None:
+    later = (dump / files.MANIFEST).stat().st_mtime + 10
+    (dump / ".metadata").write_text("index")
+    stated = {**manifest.read(dump), ".metadata": Stated("", 5)}
+    os.utime(dump / ".metadata", (later - 20, later - 20))
+    assert not manifest.written_over(dump, stated)
+    os.utime(dump / ".metadata", (later, later))
+    assert manifest.written_over(dump, stated)

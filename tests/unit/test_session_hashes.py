@@ -280,3 +280,31 @@ def test_what_is_loaded_is_what_was_saved(make: Callable[..., Made], loaded: int
     (answer,) = (entry for entry in link.said if entry[:2] == ("done", 2))
     assert answer[2] is ok
     assert ("when step 1 was saved" in answer[3]) is not ok
+    host.loadable = (1, 2)
+    session.report()  # and what was not what was saved is not tried again
+    assert link.reports[-1].checkpoints == ((1, 2) if ok else (2,))
+
+
+def test_before_training_there_is_nothing_to_hash(tmp_path: Path) -> None:
+    """A fault in start-up finds a host that has no optimizer yet."""
+
+    def none() -> dict[str, Shard]:
+        raise AssertionError("there are no shards yet")
+
+    host, link = Holder(tmp_path), ToyLink()
+    session = Session(host, link, DEADLINES, str, lambda _text: "exception", Stamps(none, "step"))
+    session.saving(5)  # Megatron converts a checkpoint
+    session.report()
+    assert (link.reports[-1].digests, link.reports[-1].stamps) == ({}, {})
+
+
+def test_a_device_that_cannot_hash_saves_all_the_same(make: Callable[..., Made], caplog: Any) -> None:
+    session, host, _ = make("stop")
+    compute(session, host, 1)
+
+    def cannot() -> dict[str, str]:
+        raise RuntimeError("not implemented on this device")
+
+    session.stamps.now = cannot  # type: ignore[method-assign]
+    session.saving(1)
+    assert "not implemented on this device" in caplog.text

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -177,3 +179,29 @@ def test_what_cannot_be_read_in_place_is_told_once_and_training_goes_on(caplog: 
     stamps.changed()
     assert caplog.text.count("no hashes of shards are taken in this job") == 1
     assert stamps.now() == {}
+
+
+def test_after_the_end_nothing_is_hashed() -> None:
+    held = Held(200 * LANES)
+    stamps = Stamps(held.shards)
+    stamps.changed()
+    stamps.end(WAIT)
+    assert stamps.known == {}  # it was given up, or is void
+    stamps.changed()
+    assert stamps.settle(WAIT)
+    assert stamps.known == {}
+
+
+def test_a_process_that_ends_while_it_hashes_is_not_aborted() -> None:
+    """A daemon thread that comes back from torch while the interpreter shuts down ends the process with SIGABRT."""
+    program = (
+        "import atexit, torch\n"
+        "from mindspeed_tft.recovery.stamps import Stamps\n"
+        "from mindspeed_tft.replica.digest import Shard\n"
+        "tensor = torch.zeros(40_000_000)\n"
+        "stamps = Stamps(lambda: {'a': Shard([tensor])})\n"
+        "atexit.register(stamps.end)\n"
+        "stamps.changed()\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert (ended.returncode, ended.stderr) == (0, "")
