@@ -142,8 +142,8 @@ def test_a_newcomer_saves_with_the_others(drill: Callable[..., Drilled], fault: 
     ("layout", "phase"), [("dp4", "backward"), ("tp2dp2", "backward"), ("ep2dp4", "update"), ("ep2dp4", "param-gather")]
 )
 def test_back_to_a_checkpoint(drill: Callable[..., Drilled], layout: str, phase: str) -> None:
-    """Without replicas: all ranks load the last checkpoint, in the same job. The optimizer of the experts may have counted
-    one update less than the other."""
+    """Without replicas: all ranks load the last checkpoint, in the same job. Experts may have counted one update
+    less than the rest."""
     fault = ("--preset", "retry", "--replicas", "1", "--layout", layout, "--fault", f"uce@1:7:{phase}")
     _assert_exact(drill(*fault, "--", *FORMAT), "rewind", "end")
 
