@@ -66,7 +66,6 @@ PROVED: tuple[Proved, ...] = (
         layout="pp2dp2",
         dtype="bf16",
         seen=r"Number of virtual stages per pipeline stage: 2",
-        often=True,
     ),
     Proved(
         "virtual-pipeline-overlap",

@@ -83,6 +83,7 @@ def test_a_killed_rank_comes_back_alone(recover: Callable[..., Drilled]) -> None
     assert re.search(r"Rank 1 \(pid \d+ .*\) was replaced by pid \d+", incident["summary"])
 
 
+@pytest.mark.full
 def test_a_rank_whose_code_raises_makes_room_for_another_process(recover: Callable[..., Drilled]) -> None:
     fault = "exc@2:7:forward"
     found = recover("--layout", "tp2dp2", "--fault", fault)

@@ -31,6 +31,7 @@ def _strike(
     return found
 
 
+@pytest.mark.full
 def test_a_rank_that_comes_back_gets_everything_from_another(drill: Callable[..., Drilled]) -> None:
     found = _strike(drill, "recover", "kill@1:7:update", job=("--dtype", "bf16"))
     assert found.report["processes_restarted"] == [1]

@@ -45,6 +45,7 @@ def digests(processes: Processes, checkpoint: Path) -> dict[str, str]:
     return found
 
 
+@pytest.mark.full
 def test_two_runs_are_identical(root: Path, processes: Processes, tmp_path: Path) -> None:
     seen = []
     for name in ("first", "second"):

@@ -87,7 +87,7 @@ def test_a_healthy_job_in_bad_weather(weather: str) -> None:
 
 @pytest.mark.parametrize("weather", WEATHERS)
 def test_drawn_scenarios(weather: str) -> None:
-    for seed in range({"calm": 150, "wild": 100, "lossy": 60}[weather]):
+    for seed in range({"calm": 150, "wild": 100, "lossy": 30}[weather]):
         play(draw_hang(seed, WEATHERS[weather]))
 
 

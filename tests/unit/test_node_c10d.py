@@ -86,6 +86,7 @@ def test_the_host_of_the_rendezvous_is_lost_and_a_spare_is_there(
     assert "the job is over, and this launcher was not needed" in job.output(left)
 
 
+@pytest.mark.full
 def test_those_who_find_the_new_store_before_the_survivors_do_not_begin_a_job_of_their_own(
     job: NodeJob, free_ports: Callable[[int], list[int]]
 ) -> None:
