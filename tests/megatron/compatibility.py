@@ -24,7 +24,6 @@ class Proved(NamedTuple):
     seen: str = ""  # a pattern of the job's log which shows that the feature was at work
     options: str = ""  # of the drill
     strategies: str = ""  # of the recoveries, where they are not that of the preset
-    often: bool = False  # run by `make test`
 
     def arguments(self) -> list[str]:
         """For `tftctl drill`."""

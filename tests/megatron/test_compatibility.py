@@ -25,11 +25,8 @@ pytestmark = pytest.mark.megatron
 ROOT = Path(__file__).parents[2]
 
 
-def _rows() -> list[object]:
-    return [pytest.param(row, id=row.name, marks=[] if row.often else [pytest.mark.full]) for row in PROVED]
-
-
-@pytest.mark.parametrize("row", _rows())
+@pytest.mark.full
+@pytest.mark.parametrize("row", PROVED, ids=lambda row: row.name)
 def test_a_job_with_these_features_ends_exact(drill: Callable[..., Drilled], row: Proved) -> None:
     found = drill(*row.arguments())
     report = found.report

@@ -107,7 +107,8 @@ def test_optimizers_that_are_not_sharded(drill: Callable[..., Drilled], job: tup
 @pytest.mark.full
 @pytest.mark.parametrize("extra", [(), ("--dist-ckpt-optim-fully-reshardable",)])
 def test_what_is_of_no_expert_is_written_once(drill: Callable[..., Drilled], extra: tuple[str, ...]) -> None:
-    dump = _assert_dumped(drill("--layout", "ep2dp4", "--fault", "kill@1:7:update", "--", *FORMAT, *extra), 7)
+    job = ("--layout", "ep2dp4", "--fault", "kill@1:7:update")
+    dump = _assert_dumped(drill(*job, "--", *FORMAT, *extra), 7, gaps=not extra)
     first, second = ((dump / f"tp0-pp0-ep{rank}.distcp").stat().st_size for rank in range(2))
     held = {stored.file for name, stored in compare.open_sharded(dump).pieces() if "expert" not in name}
     assert second < 0.8 * first and EMBEDDINGS in {name for name, _ in compare.open_sharded(dump).pieces()}
@@ -145,7 +146,7 @@ def test_back_to_a_checkpoint(drill: Callable[..., Drilled], layout: str, phase:
     """Without replicas: all ranks load the last checkpoint, in the same job. Experts may have counted one update
     less than the rest."""
     fault = ("--preset", "retry", "--replicas", "1", "--layout", layout, "--fault", f"uce@1:7:{phase}")
-    _assert_exact(drill(*fault, "--", *FORMAT), "rewind", "end")
+    _assert_exact(drill(*fault, "--", *FORMAT), "rewind", "end", gaps=layout == "ep2dp4")
 
 
 @pytest.mark.full
