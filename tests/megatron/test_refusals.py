@@ -51,6 +51,7 @@ def case(words: list[str], *expected: str, **environ: str) -> tuple[list[str], t
 def cases(tmp_path: Path, port: int) -> dict[str, tuple[list[str], tuple[str, ...], dict[str, str]]]:
     save = ["--save", str(tmp_path / "save"), "--save-interval", "1000"]
     on = [*HA, *save]
+    sharded = [*HA[:2], *save, "--ckpt-format", "torch_dist"]
     whole = [word for word in on if word != "--use-distributed-optimizer"]
     experts = ["--num-experts", "4"]
     occupied = tmp_path / "a-file"
@@ -82,11 +83,12 @@ def cases(tmp_path: Path, port: int) -> dict[str, tuple[list[str], tuple[str, ..
         ),
         "format": case([*HA[:2], *save, "--ckpt-format", "torch_dcp"], "--ckpt-format", "use --ckpt-format torch_dist"),
         "a plan of the last save": case(
-            [*HA[:2], *save, "--ckpt-format", "torch_dist", "--ckpt-assume-constant-structure"],
+            [*sharded, "--enable-hbmfault-repair", "--ckpt-assume-constant-structure"],
             "--ckpt-assume-constant-structure",
         ),
+        "a plan that no newcomer needs": case([*sharded, "--ckpt-assume-constant-structure"]),
         "non-persistent checkpoints": case(
-            [*HA[:2], *save, "--ckpt-format", "torch_dist", "--non-persistent-save-interval", "5"],
+            [*sharded, "--enable-hbmfault-repair", "--non-persistent-save-interval", "5"],
             "--non-persistent-save-interval",
         ),
         "elastic training": case(
