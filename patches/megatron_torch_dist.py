@@ -9,7 +9,6 @@ type, are those of Megatron's own save; only which file holds what differs, and 
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import importlib
 import io
@@ -32,7 +31,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from mindspeed_tft.patches import megatron_kinds, megatron_rollback
+from mindspeed_tft.patches import megatron_kinds, megatron_rollback, megatron_torch_format
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery.record import SmallState
 
@@ -85,7 +84,7 @@ def _content(
 ) -> dict[str, Any]:
     """What Megatron would save, with the whole optimizer state of this part in the place of this rank's."""
     checkpointing = _module("megatron.training.checkpointing")
-    space = _arguments(state)
+    space = megatron_torch_format.arguments(state)
     metadata = checkpointing._build_sharded_state_dict_metadata(space)
     with ExitStack() as stack:
         for optimizer, assembled in zip(host.optimizers(), states, strict=True):
@@ -104,13 +103,6 @@ def _content(
     content["num_floating_point_operations_so_far"] = state.flops
     content["content_metadata"] = {key: value for key, value in metadata.items() if key != "dp_cp_group"}
     return content
-
-
-def _arguments(state: SmallState) -> Any:
-    space = copy.copy(_module("megatron.training.global_vars").get_args())
-    for key in ("curr_iteration", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples"):
-        setattr(space, key, state.counters[key])
-    return space
 
 
 def _random_states(rng: list[dict[str, Any]]) -> Any:

@@ -65,15 +65,20 @@ def _saves(optimizer: Any) -> bool:
     return not set(everybody[::instance]).isdisjoint(part)
 
 
-def _model_state(
-    host: MegatronHost, state: SmallState, rng: list[dict[str, Any]], checkpointing: Any
-) -> dict[str, Any]:
+def arguments(state: SmallState) -> Any:
+    """Megatron's arguments as a checkpoint of `state` has them, whatever was counted since."""
     space = copy.copy(_module("megatron.training.global_vars").get_args())
     for key in ("curr_iteration", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples"):
         setattr(space, key, state.counters[key])
+    return space
+
+
+def _model_state(
+    host: MegatronHost, state: SmallState, rng: list[dict[str, Any]], checkpointing: Any
+) -> dict[str, Any]:
     model = checkpointing.unwrap_model(host.model)
     content: dict[str, Any] = checkpointing.generate_state_dict(
-        space, model, host.optimizer, host.scheduler, rng, iteration=state.step
+        arguments(state), model, host.optimizer, host.scheduler, rng, iteration=state.step
     )
     content["num_floating_point_operations_so_far"] = state.flops
     return content
