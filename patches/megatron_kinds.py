@@ -85,13 +85,15 @@ def state_keys(optimizer: Any) -> tuple[str, ...]:
 
 def main_and_state(optimizer: Any, parameter: Any) -> dict[str, torch.Tensor]:
     """Main parameter and moments of the slice of `parameter` that this rank owns; no moments before the first step."""
-    getter = getattr(optimizer, "_get_main_param_and_optimizer_states", None)
-    if getter is not None:
-        found: dict[str, torch.Tensor] = getter(parameter)
-        return found
     group, order = optimizer.model_param_group_index_map[parameter]
     main = optimizer.optimizer.param_groups[group]["params"][order]
-    return {"param": main, **optimizer.optimizer.state[main]}
+    state = optimizer.optimizer.state
+    known = main in state
+    getter = getattr(optimizer, "_get_main_param_and_optimizer_states", None)
+    found: dict[str, torch.Tensor] = getter(parameter) if getter is not None else {"param": main, **state[main]}
+    if not known:  # the look has made an empty one, and Megatron would take that for moments to load into
+        state.pop(main, None)
+    return found
 
 
 def _pieces(optimizer: Any, key: str) -> Iterator[tuple[str, int, int, Any]]:
