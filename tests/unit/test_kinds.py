@@ -72,3 +72,15 @@ def test_the_optimizer_of_experts_is_known_by_its_groups() -> None:
     expert.optimizer.param_groups[0]["is_expert_parallel"] = True
     assert not megatron_kinds.is_expert(dense)
     assert megatron_kinds.is_expert(expert)
+
+
+@pytest.mark.parametrize("asks_megatron", [False, True])
+def test_a_look_at_moments_that_do_not_exist_makes_none(asks_megatron: bool) -> None:
+    """Megatron loads a checkpoint's moments only into an optimizer that has some, or has no state at all."""
+    one = optimizer(1)
+    parameter = one.optimizer.param_groups[0]["params"][1]
+    one.model_param_group_index_map = {parameter: (0, 1)}
+    if asks_megatron:
+        one._get_main_param_and_optimizer_states = lambda _: {"param": parameter, **one.optimizer.state[parameter]}
+    assert list(megatron_kinds.main_and_state(one, parameter)) == ["param"]
+    assert len(one.optimizer.state) == 0
