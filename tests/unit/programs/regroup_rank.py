@@ -28,7 +28,7 @@ from mindspeed_tft.patches import torch_distributed
 from mindspeed_tft.patches.groups import HIGH_AVAILABILITY
 from mindspeed_tft.registry import REGISTRY
 
-RANK, WORLD, PORT, IDENTITY = (int(word) for word in sys.argv[1:5])
+RANK, WORLD, PORT, IDENTITY, LIMIT = (int(word) for word in sys.argv[1:6])  # LIMIT: seconds, of each operation
 NEWCOMER = IDENTITY != RANK  # in the place of a rank that is gone
 WAITS = ("wait_in_slices", "wait_on_helper")  # functions of groups/waiting.py that a blocked rank is in
 MAIN = threading.main_thread().ident
@@ -96,11 +96,12 @@ def connect() -> list[dist.ProcessGroup]:
     if NEWCOMER:
         torch_distributed.build_gloo = lambda *_: None  # type: ignore[assignment]
     store = dist.TCPStore("127.0.0.1", PORT, is_master=False, wait_for_workers=False, timeout=timedelta(seconds=30))
-    dist.init_process_group("gloo", rank=RANK, world_size=WORLD, store=store, timeout=timedelta(seconds=60))
+    own = timedelta(seconds=LIMIT)
+    dist.init_process_group("gloo", rank=RANK, world_size=WORLD, store=store, timeout=own)
     made: list[Any] = [
-        dist.new_group(list(range(WORLD)), backend="gloo"),
-        dist.new_group([0, 2]),
-        dist.new_group([1, 2]),
+        dist.new_group(list(range(WORLD)), backend="gloo", timeout=own),
+        dist.new_group([0, 2], timeout=own),
+        dist.new_group([1, 2], timeout=own),
     ]
     dist.destroy_process_group(dist.new_group(list(range(WORLD)), backend="gloo"))
     torch_distributed.build_gloo = build
