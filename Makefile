@@ -14,7 +14,7 @@ SOAK_ARGS ?=
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && command -v "$$p" && break; done)
 
-.PHONY: help venv demo soak test test-full lint types clean
+.PHONY: help venv demo soak test test-full lint types docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -44,6 +44,9 @@ lint: venv  ## ruff: style and format
 types: venv  ## mypy --strict on the package (patches and configs included)
 	@$(BIN)/python scripts/check_types.py
 
+docs: venv  ## build the documentation site into site/ (open site/index.html)
+	@set -o pipefail; NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1 | { grep -v ^INFO || true; } && echo site/index.html
+
 clean:  ## remove .venv, caches and build folders
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -792,12 +792,12 @@ def print_tables(found: Sequence[Found], heartbeat: float, console: Console) -> 
             console.print(f"one rank more: {slope * 1000:.3f} ms {text} for a whole repair", highlight=False)
 
 
-def measure(shape: Shape, repeats: int, seconds: float, console: Console) -> Found:
+async def measure(shape: Shape, repeats: int, seconds: float, console: Console) -> Found:
     layers = measure_layers(shape, repeats)
     carried = None
     try:
         with tempfile.TemporaryDirectory(prefix="tft-bench-") as folder:
-            carried = asyncio.run(Bench(shape, Path(folder)).run(repeats, seconds))
+            carried = await Bench(shape, Path(folder)).run(repeats, seconds)
     except NotCarried as error:
         console.print(f"{shape.ranks} ranks: not carried: {error}", highlight=False, markup=False)
     return Found(shape.ranks, shape.hosts, layers, carried)
@@ -839,9 +839,14 @@ def main() -> None:
     console, found = Console(), list[Found]()
     if not console.is_terminal:
         console.width = WIDTH
-    for size in given.sizes:
-        found.append(measure(Shape(size, given.per_host, given.heartbeat), given.repeats, given.healthy, console))
-        console.print(f"{size} ranks: done", highlight=False)
+
+    async def all_sizes() -> None:  # in one event loop: gRPC goes on speaking to the first one that it saw
+        for size in given.sizes:
+            shape = Shape(size, given.per_host, given.heartbeat)
+            found.append(await measure(shape, given.repeats, given.healthy, console))
+            console.print(f"{size} ranks: done", highlight=False)
+
+    asyncio.run(all_sizes())
     print_tables(found, given.heartbeat, console)
     if given.json is not None:
         write_json(given.json, found)

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mindspeed_tft import settings as settings_module
+from mindspeed_tft.addresses import is_loopback
 from mindspeed_tft.settings import Refused, Settings
 
 
@@ -42,9 +43,15 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--tft-shard-hash", {"metavar": "auto|step|stop|never"}),
     ("--tft-controller-port", {"type": int, "metavar": "PORT"}),
     ("--tft-tls-dir", {"metavar": "DIR"}),
+    ("--tft-tls-key-password-file", {"metavar": "FILE"}),
+    ("--tft-tls-decrypt", {"metavar": "MODULE:FUNCTION"}),
     ("--tft-insecure", _SWITCH),
     ("--tft-fault-rules", {"metavar": "FILE"}),
     ("--tft-incident-dir", {"metavar": "DIR"}),
+    ("--tft-metrics-port", {"type": int, "metavar": "PORT"}),
+    ("--tft-metrics-host", {"metavar": "HOST"}),
+    ("--tft-otel-endpoint", {"metavar": "URL"}),
+    ("--tft-log-format", {"metavar": "text|json"}),
 )
 CONFIG = "--tft-config"
 # All flags. Every one defaults to None: "not given" must differ from "given as off", or a YAML preset could never take
@@ -131,10 +138,52 @@ def conflicts(found: Settings, origin: Mapping[str, str]) -> Iterator[Refused]:
             "without replicas each shard has one holder, which cannot be on two hosts",
             "leave out --distributed-optimizer-no-replica, or this flag",
         )
+    yield from _locked(found)
+    yield from _observed(found)
     try:
         found.deadlines()
     except Refused as refusal:
         yield refusal
+
+
+def _locked(found: Settings) -> Iterator[Refused]:
+    """Ways to open a key that there is not, or two of them."""
+    given = [key for key in ("tft_tls_key_password_file", "tft_tls_decrypt") if getattr(found, key) is not None]
+    for key in given:
+        if not found.tft_tls_dir:
+            yield Refused(
+                settings_module.flag_of(key),
+                "there is no key without --tft-tls-dir",
+                "add --tft-tls-dir DIR, or leave it out",
+            )
+    if len(given) == 2:
+        yield Refused("--tft-tls-decrypt", "--tft-tls-key-password-file opens the same key", "keep one of the two")
+    hook = found.tft_tls_decrypt
+    if hook is not None and not all(hook.partition(":")):
+        yield Refused("--tft-tls-decrypt", f"{hook!r} names no function", "write module:function")
+
+
+def _observed(found: Settings) -> Iterator[Refused]:
+    """Metrics that everybody could read, and traces that nobody could send."""
+    port, host, url = found.tft_metrics_port, found.tft_metrics_host, found.tft_otel_endpoint
+    if port is not None and not (is_loopback(host) or found.tft_tls_dir or found.tft_insecure):
+        yield Refused(
+            "--tft-metrics-host",
+            f"anybody who reaches {host} could read the metrics of this job",
+            "give --tft-tls-dir, so that only who has a certificate may, or --tft-insecure on a network that you trust",
+        )
+    if port is not None and port == found.tft_controller_port:
+        yield Refused("--tft-metrics-port", f"{port} is the port of the controller", "choose another one")
+    if url is None:
+        return
+    if not url.startswith(("http://", "https://")):
+        yield Refused(
+            "--tft-otel-endpoint", f"{url!r} is no URL", "write http://HOST:4317, or https:// for a collector with TLS"
+        )
+    from mindspeed_tft.observe import tracing
+
+    if package := tracing.missing():
+        yield Refused("--tft-otel-endpoint", f"{package} is not installed", tracing.REMEDY)
 
 
 def store(found: Settings, args: argparse.Namespace) -> None:

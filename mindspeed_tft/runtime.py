@@ -22,6 +22,7 @@ from mindspeed_tft.control import launch, stacks
 from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig, ControlRefused, ControlUnavailable, meeting_dir
 from mindspeed_tft.control.processor import Processor
 from mindspeed_tft.groups import waiting
+from mindspeed_tft.observe import logs
 from mindspeed_tft.recovery import launcher, signals
 from mindspeed_tft.recovery.session import Session
 from mindspeed_tft.recovery.stamps import Stamps
@@ -75,6 +76,8 @@ def enable(found: Settings, origin: dict[str, str]) -> None:
     from mindspeed_tft.patches.groups import DRILL, HIGH_AVAILABILITY
 
     _settings = found
+    logs.bind(rank=int(os.environ.get("RANK", "0")), host=os.uname().nodename)
+    logs.install(found.tft_log_format)
     high_availability.declare()
     REGISTRY.activate(HIGH_AVAILABILITY)
     _strategies = found.strategies()
@@ -149,18 +152,31 @@ def protect(host: MegatronHost) -> None:
         incidents,
         port=_settings.tft_controller_port,
         tls_dir=_settings.tft_tls_dir,
+        tls_key_password_file=_settings.tft_tls_key_password_file,
+        tls_decrypt=_settings.tft_tls_decrypt,
         insecure=_settings.tft_insecure,
         strategies=_strategies,
+        metrics_port=_settings.tft_metrics_port,
+        metrics_host=_settings.tft_metrics_host,
+        otel_endpoint=_settings.tft_otel_endpoint,
+        job=_describe(_settings, device),
+        log_format=_settings.tft_log_format,
     )
     if _settings.tft_controller_address:
         config = dataclasses.replace(config, controller_host=_settings.tft_controller_address)
     # Whatever fails here, every rank has a session: the commit is a collective of all, protected or not.
     path, unavailable = _meet(config, rank, local_rank)
     table = _groups()
+    stops = logs.Stops(lambda: _session.resumed if _session is not None else 0)
+
+    def on_stop(epoch: int, reason: str) -> None:
+        stops.heard(epoch)
+        _come_out(table, device, epoch, reason)
+
     link = Processor(
         path,
         deadlines,
-        on_stop=lambda epoch, reason: _come_out(table, device, epoch, reason),
+        on_stop=on_stop,
         revive=None if unavailable else launch.reviver(config, local_rank),
         waits=waiting.for_peers,
     )
@@ -181,13 +197,24 @@ def protect(host: MegatronHost) -> None:
         classify=_classifier(_settings),
         stamps=Stamps(host.shards, _settings.tft_shard_hash, device.beside),
     )
+    logs.bind(step=lambda: link.step, epoch=lambda: link.stop_epoch, incident=stops.incident)
     signals.catch_endings(_session)
     _catch_uncaught(_session)
     atexit.register(_goodbye, link)
     atexit.register(_session.stamps.end)
+    if started:
+        log.info("pid %d is protected: part %s, holds %s", info.pid, info.part, ", ".join(info.holds))
     if rank == 0:
         _tell_replicas(_settings, host, exposed)
         _warn_of_patience(_settings)
+
+
+def _describe(found: Settings, device: Platform) -> dict[str, str]:
+    """This job, for who reads an incident."""
+    from mindspeed_tft.patches import megatron_host, megatron_layout
+
+    told = megatron_layout.job(megatron_host.args(), found.replicas)
+    return {**told, "strategies": " ".join(_strategies), "platform": device.name}
 
 
 def _come_out(table: GroupTable, device: Platform, epoch: int, reason: str) -> None:
@@ -298,4 +325,4 @@ def after_first_step() -> None:
 
 
 def _say(text: str) -> None:
-    print(f"[mindspeed_tft] {text}", flush=True)
+    logs.say(text)

@@ -121,11 +121,41 @@ class Settings(BaseModel):
         description="TCP port of the controller; needed for more than one host, otherwise no port is opened",
     )
     tft_tls_dir: str | None = Field(
-        default=None, description="ca.crt, node.crt and node.key for mutual TLS between hosts"
+        default=None,
+        description="ca.crt, node.crt and node.key for mutual TLS between hosts, or a directory that has one with these"
+        " for each host, under its name",
+    )
+    tft_tls_key_password_file: str | None = Field(
+        default=None, description="file with the password of an encrypted node.key"
+    )
+    tft_tls_decrypt: str | None = Field(
+        default=None,
+        description="module:function that gets the bytes of node.key and returns the key as PEM, for keys that a key"
+        " service opens",
     )
     tft_insecure: bool = Field(default=False, description="allow an unencrypted controller port (logged loudly)")
     tft_incident_dir: str | None = Field(
         default=None, description="where incident reports go (default: SAVE/tft_incidents)"
+    )
+    tft_log_format: Literal["text", "json"] = Field(
+        default="text",
+        description="of what the plugin logs: readable lines, or JSON lines for a collector (default text)",
+    )
+    tft_metrics_port: int | None = Field(
+        default=None,
+        ge=1,
+        le=65535,
+        description="port at which the leading controller serves metrics for Prometheus (default: none)",
+    )
+    tft_metrics_host: str = Field(
+        default="127.0.0.1",
+        description="address of that port, on every controller's host; not loopback: with client certificates of"
+        " --tft-tls-dir, or --tft-insecure (default 127.0.0.1)",
+    )
+    tft_otel_endpoint: str | None = Field(
+        default=None,
+        description="URL of an OpenTelemetry collector (OTLP over gRPC), which gets a trace of each incident (needs pip"
+        " install mindspeed_tft[otel])",
     )
     tft_fault_rules: str | None = Field(
         default=None, description="YAML list of {pattern, kind, platform}: more error texts"

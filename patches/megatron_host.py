@@ -31,6 +31,7 @@ from mindspeed_tft.patches import (
     megatron_digest,
     megatron_dump,
     megatron_kinds,
+    megatron_link,
     megatron_random,
     megatron_rewind,
     megatron_rollback,
@@ -77,6 +78,7 @@ class MegatronHost:
         self.rerun_mode: Any = None
         self.loaders: megatron_rewind.Loaders | None = None
         self.partners: megatron_random.Partners | None = None  # where this rank's random states are its own
+        self.recovered_by = ""  # how the last recovery was done on this rank
         self._given: SmallState | None = None  # to a newcomer, which has not put it in place yet
         self._saved: dict[int, Path] = {}  # step -> directory of checkpoints; only those of this run
         self._under_way: list[int] = []  # steps whose checkpoint is being written in the background
@@ -167,6 +169,10 @@ class MegatronHost:
         base = self.save_directory()
         return max((step for step, place in self._saved.items() if place == base), default=-1)
 
+    def last_checkpoint(self) -> int:
+        """The last step whose checkpoint this run has completed or loaded; 0: none."""
+        return max(self._saved, default=0)
+
     def saved(self, step: int, base: Path | None = None) -> None:
         """Megatron completed its checkpoint of `step` in `--save`, or loaded that of `base`."""
         self._saved[step] = base or self.save_directory()
@@ -204,8 +210,11 @@ class MegatronHost:
 
     # ------------------------------------------------------------------------------------------- commit
 
-    def commit(self, step: int) -> None:
-        """One all-reduce of two integers over the world: nobody leaves it before everybody has entered it.
+    def commit(self, step: int, hold: int = 0, save: int = 0) -> tuple[int, int]:
+        """One all-reduce of four integers over the world: nobody leaves it before everybody has entered it.
+
+        Its maximum says whether all ranks are at one step (that of -step is minus the lowest one), and what the best
+        informed rank knows of the wishes of operators.
 
         Raises:
             CommunicationAborted: a rank is gone or this one was told to stop.
@@ -213,14 +222,14 @@ class MegatronHost:
         """
         self._give_randomness(step)
         self._buffers_of = (step, self.buffers.read())  # nothing changes them from here to the next step
-        world = torch.distributed.get_world_size()
         if self._ballot is None:
-            self._ballot = torch.zeros(2, dtype=torch.int64, device=torch.cuda.current_device())
-        self._ballot[0], self._ballot[1] = step, 1
-        torch.distributed.all_reduce(self._ballot)
-        total, count = self._ballot.tolist()
-        if total != world * step or count != world:
-            raise LockstepError(f"commit of step {step}: {count} of {world} ranks, sum of steps {total}")
+            self._ballot = torch.zeros(4, dtype=torch.int64, device=torch.cuda.current_device())
+        self._ballot.copy_(torch.tensor([step, -step, hold, save], dtype=torch.int64))
+        torch.distributed.all_reduce(self._ballot, op=torch.distributed.ReduceOp.MAX)
+        last, first, held, saved = self._ballot.tolist()
+        if last != step or -first != step:
+            raise LockstepError(f"commit of step {step}: the ranks are at steps {-first} to {last}")
+        return held, saved
 
     def step_begins(self, step: int) -> None:
         """Before the first draw of `step`."""
@@ -364,9 +373,19 @@ class MegatronHost:
     def damage(self) -> Damage:
         return self.platform.damaged_memory()
 
-    def regroup(self, epoch: int) -> None:
+    def regroup(self, epoch: int, link: str) -> None:
         self.platform.restart_device()
-        torch_distributed.regroup(epoch, timedelta(seconds=self._regroup_seconds))
+        self.platform.switch_link(link, range(torch.distributed.get_world_size()))
+        torch_distributed.regroup(epoch, timedelta(seconds=self._regroup_seconds), link)
+
+    def check_link(self, link: str) -> list[str]:
+        return megatron_link.check(self.platform, link)
+
+    def move_groups(self, link: str, epoch: int, seconds: float) -> None:
+        megatron_link.move(self.platform, self.model, link, epoch, seconds)
+
+    def test_groups(self, seconds: float) -> dict[str, str]:
+        return megatron_link.test(self.platform, seconds)
 
     def audit(self) -> None:
         """At the end of the first step over new process groups: did all ranks communicate in lockstep?
@@ -379,31 +398,33 @@ class MegatronHost:
         except LockstepBroken as exc:
             raise WrongNumbers(str(exc), mine=True) from exc
 
-    def send_shard(self, shard: str, target: int) -> None:
+    def send_shard(self, shard: str, target: int) -> int:
         if shard == self._unowned:
-            megatron_shards.send_unowned(self.model, target)
-            return
+            return megatron_shards.send_unowned(self.model, target)
         self._check_mine([shard])
+        sent = 0
         if (optimizer := self.optimizer_of(shard)) is not None:
-            megatron_shards.send(optimizer, target)
+            sent += megatron_shards.send(optimizer, target)
         if self._brings_unowned(shard):
-            megatron_shards.send_unowned(self.model, target)
+            sent += megatron_shards.send_unowned(self.model, target)
         if self.partners is not None and megatron_shards.is_dense(shard):
-            self.partners.send(target)
+            self.partners.send(target)  # random states: a few kilobytes, not counted
+        return sent
 
-    def receive_shard(self, shard: str, source: int) -> None:
+    def receive_shard(self, shard: str, source: int) -> int:
         if shard == self._unowned:
             self._overwrite()
-            megatron_shards.receive_unowned(self.model, source)
-            return
+            return megatron_shards.receive_unowned(self.model, source)
         self._check_mine([shard])
         self._overwrite()
+        taken = 0
         if (optimizer := self.optimizer_of(shard)) is not None:
-            megatron_shards.receive(optimizer, source)
+            taken += megatron_shards.receive(optimizer, source)
         if self._brings_unowned(shard):
-            megatron_shards.receive_unowned(self.model, source)
+            taken += megatron_shards.receive_unowned(self.model, source)
         if self.partners is not None and megatron_shards.is_dense(shard):
             self.partners.receive(source)
+        return taken
 
     def _brings_unowned(self, shard: str) -> bool:
         """What no optimizer owns comes with the last shard: where experts are divided, all its holders are of one
@@ -421,18 +442,19 @@ class MegatronHost:
         return f"{self.part()}/unowned"
 
     def roll_back(self, state: SmallState, again: bool) -> None:
+        self.recovered_by = "retry"
         self._buffers_of = (state.step, state.buffers)
         megatron_rollback.roll_back(self, state, again)
         self.set_flops(state.flops)
         self._give_randomness(state.step)
 
-    def send_state(self, state: SmallState, target: int) -> None:
+    def send_state(self, state: SmallState, target: int) -> int:
         told = {
             "state": state.to_bytes(),
             "saved": {step: str(base) for step, base in self._saved.items()},
             "groups": [megatron_shards.group_options(optimizer) for optimizer in self.optimizers()],
         }
-        megatron_shards.send_bytes(encode.dumps(told), target)
+        return megatron_shards.send_bytes(encode.dumps(told), target)
 
     def receive_state(self, source: int) -> SmallState:
         told = encode.loads(megatron_shards.receive_bytes(source))
@@ -447,6 +469,7 @@ class MegatronHost:
         return state
 
     def take_place(self, state: SmallState) -> None:
+        self.recovered_by = "recover"
         self._buffers_of = (state.step, state.buffers)
         megatron_rewind.take_place(self, state)
         self._given = None
@@ -454,10 +477,13 @@ class MegatronHost:
         self._give_randomness(state.step)
 
     def forget_first_times(self) -> None:
+        if self.recovered_by == "retry":
+            self.recovered_by = "recover"  # with newcomers
         megatron_rollback.forget_first_times(self)
 
     def load(self, step: int) -> None:
         base = self._place_of(step)
+        self.recovered_by = "rewind"
         self._given = None
         self._buffers_of = (-1, {})
         try:

@@ -29,6 +29,21 @@ def replicas(space: Any, wanted: int) -> int | None:
     return wanted if space.use_distributed_optimizer else None
 
 
+def job(space: Any, wanted: int) -> dict[str, str]:
+    """The job in the words of `tftctl drill`, for who reads an incident: layout, dtype, replicas ("" without the
+    distributed optimizer), sharded ("yes" or "no")."""
+    lengths = sizes(space)
+    data = lengths.world // (lengths.tensor * lengths.pipeline * lengths.context)
+    axes = {"tp": lengths.tensor, "pp": lengths.pipeline, "cp": lengths.context, "ep": lengths.experts, "dp": data}
+    number = replicas(space, wanted)
+    return {
+        "layout": "".join(f"{axis}{size}" for axis, size in axes.items() if size > 1) or "dp1",
+        "dtype": "bf16" if space.bf16 else "fp16" if space.fp16 else "fp32",
+        "replicas": "" if number is None else str(number),
+        "sharded": "no" if number is None else "yes",
+    }
+
+
 def copies(space: Any) -> dict[str, int]:
     """Ranks of a data-parallel list, for "dense" and, where there are experts, "expert"."""
     return {name.rpartition("/")[2]: len(ranks) for name, ranks in data_parallel_lists(sizes(space)).items()}

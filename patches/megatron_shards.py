@@ -169,10 +169,10 @@ def put_group_options(optimizer: Any, groups: list[dict[str, Any]]) -> None:
         group.update(options)
 
 
-def send_bytes(data: bytes, target: int) -> None:
-    """Send a message whose length the other side does not know."""
-    _send(torch.tensor([len(data)], dtype=torch.int64), target)
-    _send(torch.frombuffer(bytearray(data), dtype=torch.uint8), target)
+def send_bytes(data: bytes, target: int) -> int:
+    """Send a message whose length the other side does not know; returns the bytes sent."""
+    sent = _send(torch.tensor([len(data)], dtype=torch.int64), target)
+    return sent + _send(torch.frombuffer(bytearray(data), dtype=torch.uint8), target)
 
 
 def receive_bytes(source: int) -> bytes:

@@ -16,6 +16,7 @@ from mindspeed_tft.patches import (
     megatron_host,
     megatron_rewind,
     megatron_rollback,
+    megatron_tensorboard,
     megatron_verify,
     torch_distributed,
 )
@@ -48,7 +49,9 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
     resumed = torch_distributed.alone()
     runtime.training_begins()
     if resumed:
+        mark = megatron_tensorboard.Mark(session, None)
         session.join()
+        mark.write()
     while True:
         try:
             if resumed:
@@ -67,8 +70,10 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
 
 
 def _recover(session: Any, exc: BaseException) -> None:
+    mark = megatron_tensorboard.Mark(session, exc)
     try:
         session.recover(exc)
+        mark.write()
     except BaseException:
         runtime.training_ends()  # unprotected: nobody would wait for another process in this one's place
         raise
@@ -113,6 +118,7 @@ def train_step(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwa
     megatron_rollback.mark_step(host)
     step = megatron_host.args().curr_iteration + 1
     host.step_begins(step)
+    session.link.checkpoint = host.last_checkpoint()
     session.step_begin(step, len(host.optimizers()))
     first = session.first_step
     if first:
@@ -140,6 +146,29 @@ def _on_default_streams(forward_step: Callable[..., Any], platform: Platform) ->
         return result
 
     return forward
+
+
+@REGISTRY.wrap(f"{MODULE}:checkpoint_and_decide_exit", **HA)
+def checkpoint_and_decide_exit(
+    wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]
+) -> Any:
+    """The end of a step, after its evaluation and its periodic checkpoint: where operators have training wait."""
+    leaves = wrapped(*args, **kwargs)
+    session = runtime.session()
+    if session is not None:
+        session.boundary.reach(session.record.step, lambda: _save_now(session.host, args), bool(leaves))
+    return leaves
+
+
+def _save_now(host: megatron_host.MegatronHost, args: Arguments) -> Path:
+    """Megatron's own checkpoint of the step that has just ended, unless it is there, complete when this returns."""
+    model, optimizer, scheduler, step, flops, context, data = args
+    if not host.all_agree(host.saved_step() == step):
+        training = importlib.import_module(MODULE)
+        training.save_checkpoint_and_time(step, model, optimizer, scheduler, flops, context, train_data_iterator=data)
+    if megatron_host.args().async_save:
+        importlib.import_module(MODULE).maybe_finalize_async_save(blocking=True)
+    return host.checkpoint_directory(host.save_directory(), step)
 
 
 @REGISTRY.wrap("megatron.training.checkpointing:save_checkpoint", **HA)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from mindspeed_tft.agent.places import JobStore, journal
-from mindspeed_tft.groups import CommunicationAborted, GroupTable, SwappableGroup
+from mindspeed_tft.groups import CommunicationAborted, GroupTable, SwappableGroup, links
 from mindspeed_tft.groups.audit import Member
 from mindspeed_tft.groups.start_up import Answers, Journal
 from mindspeed_tft.patches import torch_store
@@ -59,8 +59,9 @@ def _register(groups: GroupTable) -> None:
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
 
 
-def regroup(epoch: int, timeout: timedelta) -> int:
-    """Give every swappable group a new backend for `epoch`; all ranks of the job call it with the same epoch.
+def regroup(epoch: int, timeout: timedelta, link: str = "") -> int:
+    """Give every swappable group a new backend for `epoch`, on `link` (see `groups.links`); all ranks of the job call
+    it with the same words.
 
     The ranks meet at the job's own store, under the epoch's name: a rank of an older epoch looks elsewhere, so it can
     never join, and its connections are closed. Returns the number of groups.
@@ -74,14 +75,39 @@ def regroup(epoch: int, timeout: timedelta) -> int:
     place = _meeting_place(f"tft-epoch-{epoch}", timeout)
     _meet(place, epoch, timeout)
 
+    table().link = link
+    count = _build_all(epoch, place, timeout)
+    c10d._world.pg_coalesce_state.clear()  # an exception inside torch's coalescing manager leaves its list behind
+    return count
+
+
+def move(link: str, epoch: int, timeout: timedelta) -> int:
+    """Give every swappable group a new backend on `link` (see `groups.links`), for `epoch`. All ranks call it with the
+    same words, between two steps: nobody waits for a communication, as after a stop.
+
+    Until all ranks have come, the old backends stay; from then on they are gone, also where the new ones cannot be
+    built: the groups are aborted then, and another move or regroup has to follow. Returns the number of groups.
+
+    Raises:
+        LinkUnusable: this host cannot use the link; nothing has changed.
+        CommunicationAborted: a stop of a later epoch came meanwhile.
+        RuntimeError: some rank did not come within `timeout`, or cannot be reached on this link.
+    """
+    links.addresses(link)
+    place = _meeting_place(f"tft-epoch-{epoch}", timeout)
+    _meet(place, epoch, timeout)
+    table().abort(f"moving to {links.words(link)}", epoch)
+    table().link = link
+    return _build_all(epoch, place, timeout)
+
+
+def _build_all(epoch: int, place: Any, timeout: timedelta) -> int:
     def build(group: SwappableGroup) -> Any:
         inner = build_gloo(group, place, timeout)
         inner.set_timeout(group.timeout)
         return inner
 
-    count = table().rebuild(epoch, build)
-    c10d._world.pg_coalesce_state.clear()  # an exception inside torch's coalescing manager leaves its list behind
-    return count
+    return table().rebuild(epoch, build)
 
 
 def _meet(place: Any, epoch: int, timeout: timedelta) -> None:
@@ -207,7 +233,15 @@ def build_gloo(group: SwappableGroup, store: Any, timeout: timedelta) -> Any:
 
     prefixed = PrefixStore(f"{group.group_name}/", store)
     inner = ProcessGroup(prefixed, group.rank(), group.size())
-    backend = ProcessGroupGloo(PrefixStore("cpu/", prefixed), group.rank(), group.size(), timeout=timeout)
+    own, ranks = PrefixStore("cpu/", prefixed), (group.rank(), group.size())
+    if names := links.interfaces(table().link):
+        options = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._timeout = timeout
+        options._devices = [ProcessGroupGloo.create_device(interface=name, lazy_init=False) for name in names]
+        options._threads = 2 * len(names)  # as torch does it
+        backend = ProcessGroupGloo(own, *ranks, options)
+    else:
+        backend = ProcessGroupGloo(own, *ranks, timeout=timeout)
     backend._set_sequence_number_for_group()
     inner._set_default_backend(ProcessGroup.BackendType.GLOO)
     for device in ("cpu", "cuda"):

@@ -10,27 +10,27 @@ import asyncio
 import contextlib
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import grpc
 import grpc.aio
+from cryptography import x509
 
-from mindspeed_tft.control import candidates, codec, listener, peers, pids, tasks, tls
+from mindspeed_tft.control import candidates, codec, listener, operator, peers, pids, tasks, tls
 from mindspeed_tft.control import wire_pb2 as wire
-from mindspeed_tft.control.candidates import Candidates, RoleFile
-from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig
+from mindspeed_tft.control.candidates import Candidates, RelayIs, RoleFile
+from mindspeed_tft.control.config import ControlConfig
 from mindspeed_tft.control.controller import Controller, EngineLike
-from mindspeed_tft.control.framing import MAX_FRAME
 from mindspeed_tft.control.leadership import Leadership, Role, Verdict, generation
 from mindspeed_tft.control.lease import Lease, Seen, Storage, fresh_name
-from mindspeed_tft.control.seats import HostLink, SeatState
+from mindspeed_tft.control.seats import HostLink, SeatState, gather
 from mindspeed_tft.control.uplink import METHOD, OPTIONS
+from mindspeed_tft.control.watchers import Watchers
+from mindspeed_tft.observe import logs
 from mindspeed_tft.observe.incident import Recorder
 
 if TYPE_CHECKING:
@@ -45,14 +45,6 @@ _SERVER_OPTIONS = [*OPTIONS, ("grpc.so_reuseport", 0)]
 MakeEngine = Callable[[int, int], EngineLike]  # of the last epoch and the last order id that were used before
 
 
-class _Relay(Enum):
-    """The relay of this host."""
-
-    LIVES = "lives"
-    DIED = "died"  # a rank starts it again
-    ENDED = "ended"
-
-
 @dataclass(eq=False)
 class _Visit:
     """A relay's stream, and whether it was told that we lead."""
@@ -61,6 +53,7 @@ class _Visit:
     task: asyncio.Task[None]
     came: float
     votes: bool  # of two relays with the same node rank, only one
+    certificate: x509.Certificate | None  # that it showed
     welcomed: bool = False
     dismissed: bool = False
 
@@ -88,6 +81,7 @@ class Candidate:
     ) -> None:
         """`starting`: the relay of this host is being started at the same time; else it is there."""
         self._config, self._index, self._directory = config, index, directory
+        self._transport = tls.transport(config, first=index == 0)
         self._deadlines = config.deadlines
         self._make_engine = make_engine
         self._known = Candidates(config, directory)
@@ -103,6 +97,9 @@ class Candidate:
         self._counter = 0
         self._storage = Storage()
         self._over = False
+        self._service = operator.Service(
+            config, self._transport, time.monotonic, lambda: self._controller, self._other_leader, self._about
+        )
         self._starting = starting  # until anybody was heard
         self._heard = time.monotonic()  # a relay or a leader
         self._changed = asyncio.Event()
@@ -111,14 +108,14 @@ class Candidate:
 
     async def run(self, unix_path: str, ready: Callable[[], None]) -> None:
         """Serves until the job is over. The leader says the last words when its launcher is gone."""
-        if not self._starting and _relay(self._directory / RELAY_SOCKET) is _Relay.ENDED:
+        if not self._starting and candidates.relay_of(self._directory) is RelayIs.ENDED:
             return  # the job has ended while this process was started
         launcher = self._watch_launcher()
         self._unix = unix_path
         server = self._make_server()
         finished: Controller | None = None
         try:
-            self._address = listener.bind(server, unix_path, self._config, self._index)
+            self._address = listener.bind(server, unix_path, self._config, self._index, self._transport)
             address = self._address if self._config.nnodes > 1 else f"unix:{unix_path}"
             self._me = wire.Candidate(index=self._index, host=self._config.host, address=address)
             await server.start()
@@ -153,7 +150,9 @@ class Candidate:
                 response_serializer=wire.LeadHeard.SerializeToString,
             ),
         }
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers),))
+        server.add_generic_rpc_handlers(
+            (grpc.method_handlers_generic_handler(service, handlers), self._service.handler())
+        )
         return server
 
     def _watch_launcher(self) -> int:
@@ -200,14 +199,15 @@ class Candidate:
             return False
         if alone <= 2 * self._deadlines.heartbeat:
             return False
-        if (relay := _relay(self._directory / RELAY_SOCKET)) is _Relay.LIVES:
+        if (relay := candidates.relay_of(self._directory)) is RelayIs.ALIVE:
             self._heard = now
-        return relay is _Relay.ENDED or alone > 3 * lost
+        return relay is RelayIs.ENDED or alone > 3 * lost
 
     def _say_role(self) -> None:
         term, leads = self._leadership.term, self._leadership.role is Role.LEADER
         ready = leads or self._inherited.term == term > 0
-        role = RoleFile(os.getpid(), self._index, term, leads, ready, self._unix, self._address)
+        places = self._unix, self._address, self._config.run_name, self._config.master, self._config.restart
+        role = RoleFile(os.getpid(), self._index, term, leads, ready, *places)
         if role != self._role:
             self._role = role
             role.write(self._directory)
@@ -253,6 +253,7 @@ class Candidate:
 
     def _look_at_lease(self, now: float) -> None:
         """Once a heartbeat, without waiting for the storage: a sign of life if we lead, and a look in any case."""
+        self._look_at_certificates()
         if self._lease is None or self._storage.busy:
             return
         lease, leads, term = self._lease, self._leadership.role is Role.LEADER, self._leadership.term
@@ -282,13 +283,13 @@ class Candidate:
         config, first = self._config, generation(term) == 0
         epoch = 0 if first else max(self._inherited.epoch, EPOCHS * term)
         engine = self._make_engine(epoch, term << 32)
-        recorder = Recorder(config.incident_dir, config.run_name)
-        controller = Controller(config, engine, recorder, lambda: self._leadership.may_act(time.monotonic()))
+        recorder = Recorder(config.incident_dir, config.run_name, config.job)
+        watchers = Watchers(config, term, self._index)
+        controller = Controller(config, engine, recorder, lambda: self._leadership.may_act(time.monotonic()), watchers)
         self._controller = controller
+        logs.bind(epoch=lambda: controller.epoch, step=lambda: recorder.step, incident=lambda: recorder.incident)
         self._known.learn([self._me])
-        self._peers = peers.Peers(
-            self._deadlines, tls.channel_credentials(config), self._lead_message, self._peer_answered
-        )
+        self._peers = peers.Peers(self._deadlines, self._transport, self._lead_message, self._peer_answered)
         try:
             controller.inherit(self._inherited.seats.values(), epoch)
             self._say_role()
@@ -298,8 +299,10 @@ class Candidate:
             why = await self._lead_on(controller)
         finally:
             self._controller = None
+            controller.operators.end("this controller leads no more")
             last, self._peers = self._peers, None
             await last.end()
+            await watchers.end()
             self._say_role()
         if controller.broken is not None:
             raise controller.broken
@@ -397,7 +400,8 @@ class Candidate:
             return
         task = asyncio.current_task()
         assert task is not None
-        visit = _Visit(HostLink(first.hello), task, time.monotonic(), votes=not self._is_held(first.hello))
+        votes, certificate = not self._is_held(first.hello), tls.peer_certificate(context)
+        visit = _Visit(HostLink(first.hello), task, time.monotonic(), votes, certificate)
         self._enter(visit)
         writer = asyncio.ensure_future(self._write(visit.link, context))
         patience = tasks.Patience(limit)
@@ -457,9 +461,11 @@ class Candidate:
         self._controller.enter(visit.link)
 
     def _hear(self, visit: _Visit, message: wire.HostSays) -> None:
+        if visit.dismissed:
+            return
         if visit.votes:
             self._leadership.heard(visit.link.hello.node_rank, time.monotonic())
-        if self._known.learn(list(message.candidates)):
+        if self._known.learn([one for one in message.candidates if one.host == visit.link.hello.host]):
             self._share_table()
         if visit.welcomed and self._controller is not None:
             self._controller.hear(visit.link, message)
@@ -478,6 +484,19 @@ class Candidate:
         if visit.welcomed and self._controller is not None:
             self._controller.left(visit.link, silent)
         self._changed.set()
+
+    def _look_at_certificates(self) -> None:
+        """Once a heartbeat: a host whose certificate was revoked is heard no longer."""
+        if self._transport is None:
+            return
+        self._transport.watch()
+        for visit in self._visits:
+            why = "" if visit.certificate is None else self._transport.barred_certificate(visit.certificate)
+            if why and not visit.dismissed:
+                log.warning("host %s is heard no longer: %s", visit.link.hello.host, why)
+                visit.link.out.put_nowait(wire.HostOrders(refused=wire.Refused(reason=why)))
+                visit.dismissed = True
+                asyncio.get_running_loop().call_later(self._deadlines.heartbeat, visit.task.cancel)
 
     def _send_on(self, now: float) -> None:
         """Relays that came while another one leads: it was heard since, so they are better off there."""
@@ -503,12 +522,7 @@ class Candidate:
 
     def _stranger(self, host: str, context: grpc.aio.ServicerContext[Any, Any]) -> str:
         """Why the certificate of a peer does not fit the host that it says it is."""
-        identities = context.peer_identities()
-        if self._config.tls_dir and identities is not None:
-            names = [bytes(name).decode("utf-8", "replace") for name in identities]
-            if host not in names:
-                return f"its certificate is for {', '.join(names)}, not for host {host}"
-        return ""
+        return self._transport.refusal(context, host) if self._transport is not None else ""
 
     async def _write(self, link: HostLink, context: Context) -> None:
         patience = tasks.Patience(self._deadlines.heartbeat_lost)
@@ -522,6 +536,24 @@ class Candidate:
                 await context.write(message)
         finally:
             patience.end()
+
+    # ---------------------------------------------------------------------------------- operators
+
+    def _other_leader(self) -> wire.Candidate | None:
+        leader = self._leadership.leader
+        return next((one for one in self._known.table().candidates if one.index == leader != self._index), None)
+
+    def _about(self) -> dict[str, object]:
+        """What operators may want to know of the controllers, while this one leads."""
+        known = self._known.table().candidates
+        return {
+            "run": self._config.run_name,
+            "controller": {"index": self._index, "host": self._config.host, "pid": os.getpid()},
+            "term": self._leadership.term,
+            "standbys": [{"index": one.index, "host": one.host} for one in known if one.index != self._index],
+            "incident_dir": self._config.incident_dir,
+            "transport": "tls" if self._transport is not None else "plain" if self._address else "unix",
+        }
 
     # ---------------------------------------------------------------------------------- another leader
 
@@ -557,27 +589,3 @@ class Candidate:
             state = peers.seat_from_wire(seat)
             kept.seats[state.rank] = state
             kept.version = max(kept.version, state.version)
-
-
-def gather(first: wire.HostOrders, queue: asyncio.Queue[wire.HostOrders]) -> wire.HostOrders:
-    """One message with the first and those that wait behind it: a message costs far more than what is in it."""
-    together = wire.HostOrders(more=[first])
-    size = first.ByteSize()
-    while not queue.empty() and size < MAX_FRAME // 4:
-        together.more.append(queue.get_nowait())
-        size += together.more[-1].ByteSize()
-    return together
-
-
-def _relay(path: Path) -> _Relay:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
-        probe.settimeout(0.1)
-        try:
-            probe.connect(str(path))
-        except FileNotFoundError:
-            return _Relay.ENDED
-        except ConnectionRefusedError:
-            return _Relay.DIED
-        except OSError:
-            return _Relay.LIVES  # it is there, and slow
-    return _Relay.LIVES

@@ -9,14 +9,24 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 from dataclasses import asdict, dataclass
+from enum import Enum
 from pathlib import Path
 
 from mindspeed_tft.control import leadership
 from mindspeed_tft.control import wire_pb2 as wire
-from mindspeed_tft.control.config import ControlConfig, write_private
+from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig, write_private
 
 _UPLINK = "uplink.json"
+
+
+class RelayIs(Enum):
+    """What became of the relay of this host."""
+
+    ALIVE = "alive"
+    DEAD = "dead"  # a rank starts it again
+    ENDED = "ended"
 
 
 @dataclass(frozen=True)
@@ -30,6 +40,9 @@ class RoleFile:
     ready: bool  # it leads, or was told by the leader of this term what a successor has to know
     unix: str  # path of its socket
     address: str  # for other hosts: "host:port"; "" without TCP
+    run: str = ""  # of the job, as `restart` and `master` (MASTER_ADDR:MASTER_PORT): for operators who look for it
+    master: str = ""
+    restart: int = 0
 
     def write(self, directory: Path) -> None:
         write_private(_role_path(directory, self.index), json.dumps(asdict(self)))
@@ -133,6 +146,21 @@ def lives(role: RoleFile, directory: Path) -> bool:
     except OSError:
         return False
     return any(word.startswith(os.fsencode(directory)) for word in words)
+
+
+def relay_of(directory: Path) -> RelayIs:
+    """By its socket."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        probe.settimeout(0.1)
+        try:
+            probe.connect(str(directory / RELAY_SOCKET))
+        except FileNotFoundError:
+            return RelayIs.ENDED
+        except ConnectionRefusedError:
+            return RelayIs.DEAD
+        except OSError:
+            return RelayIs.ALIVE  # it is there, and slow
+    return RelayIs.ALIVE
 
 
 def forget(directory: Path, index: int) -> None:

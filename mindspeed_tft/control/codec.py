@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from dataclasses import fields
 from typing import TypeVar
 
 from google.protobuf.message import DecodeError, Message
@@ -9,7 +11,7 @@ from google.protobuf.message import DecodeError, Message
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.engine import types as t
 
-PROTOCOL = 3
+PROTOCOL = 4
 MAX_TEXT = 64 * 1024
 
 M = TypeVar("M", bound=Message)
@@ -103,12 +105,21 @@ def hello(
     bare: bool = False,
     doubt: str = "",
     began: bool = False,
+    wish: t.Wish | None = None,
+    held: tuple[int, int] = (0, 0),
+    link: t.LinkState | None = None,
 ) -> wire.RankSays:
     """`epoch`: of the last stop that this process heard, and `doubt` what stops told it of the numbers of all ranks;
     `parked`: it knows that another one has its place; `bare`: it was started in the place of another one, and has none
-    of its state yet; `began`: it has begun a step."""
+    of its state yet; `began`: it has begun a step; `wish`: the last one that it heard; `held`: the hold that it is in,
+    and after which step; `link`: of its collectives, once it was moved."""
     told = wire.Hello(protocol=PROTOCOL, session=session, info=info_to_wire(info), epoch=epoch)
     told.parked, told.bare, told.doubt, told.began = parked, bare, doubt, began
+    told.held, told.held_at = held
+    if wish is not None and wish.id:
+        told.wish.CopyFrom(wish_to_wire(wish))
+    if link is not None and link != t.LinkState():
+        told.link.CopyFrom(wire.LinkState(**vars(link)))
     return wire.RankSays(hello=told)
 
 
@@ -116,8 +127,9 @@ def says(event: t.Event, seq: int = 0) -> wire.RankSays:
     """What a rank says of itself. Registration is `hello`, because it needs the session."""
     if isinstance(event, t.Heartbeat):
         body = wire.Heartbeat(
-            rank=event.rank, step=event.step, phase=clean(event.phase), waiting=event.waiting, pulse=event.pulse
-        )
+            rank=event.rank, step=event.step, phase=clean(event.phase), waiting=event.waiting, pulse=event.pulse,
+            checkpoint=event.checkpoint,
+        )  # fmt: skip
         return wire.RankSays(seq=seq, heartbeat=body)
     if isinstance(event, t.FaultSeen):
         fault = wire.FaultSeen(rank=event.rank, kind=event.kind, message=clean(event.message), own=event.own)
@@ -132,6 +144,13 @@ def says(event: t.Event, seq: int = 0) -> wire.RankSays:
         return wire.RankSays(seq=seq, done=done)
     if isinstance(event, t.RankFinished):
         return wire.RankSays(seq=seq, goodbye=wire.RankFinished(rank=event.rank))
+    if isinstance(event, t.Held):
+        return wire.RankSays(seq=seq, held=wire.Held(rank=event.rank, hold=event.hold, step=event.step))
+    if isinstance(event, t.Released):
+        return wire.RankSays(seq=seq, released=wire.Released(rank=event.rank, hold=event.hold))
+    if isinstance(event, t.SavedStep):
+        saved = wire.SavedStep(rank=event.rank, save=event.save, step=event.step, path=clean(event.path))
+        return wire.RankSays(seq=seq, saved=saved)
     raise WireError(f"a rank does not say {type(event).__name__}")
 
 
@@ -141,10 +160,13 @@ def event_from_wire(m: wire.RankSays, at: float) -> t.Event:
     if kind == "hello":
         if m.hello.protocol != PROTOCOL:
             raise WireError(f"protocol {m.hello.protocol}, this side speaks {PROTOCOL}")
-        return t.Registered(at, info_from_wire(m.hello.info), m.hello.epoch, m.hello.bare, m.hello.doubt, m.hello.began)
+        hello, wish = m.hello, wish_from_wire(m.hello.wish)
+        link = t.LinkState(*(getattr(hello.link, each.name) for each in fields(t.LinkState)))
+        told = (hello.epoch, hello.bare, hello.doubt, hello.began, wish, hello.held, hello.held_at, link)
+        return t.Registered(at, info_from_wire(hello.info), *told)
     if kind == "heartbeat":
         beat = m.heartbeat
-        return t.Heartbeat(at, beat.rank, beat.step, beat.phase, beat.waiting, beat.pulse)
+        return t.Heartbeat(at, beat.rank, beat.step, beat.phase, beat.waiting, beat.pulse, beat.checkpoint)
     if kind == "fault":
         return t.FaultSeen(at, m.fault.rank, m.fault.kind, m.fault.message, m.fault.own)
     if kind == "report":
@@ -153,6 +175,12 @@ def event_from_wire(m: wire.RankSays, at: float) -> t.Event:
         return t.OrderDone(at, m.done.rank, m.done.order, m.done.ok, m.done.message, dict(m.done.result))
     if kind == "goodbye":
         return t.RankFinished(at, m.goodbye.rank)
+    if kind == "held":
+        return t.Held(at, m.held.rank, m.held.hold, m.held.step)
+    if kind == "released":
+        return t.Released(at, m.released.rank, m.released.hold)
+    if kind == "saved":
+        return t.SavedStep(at, m.saved.rank, m.saved.save, m.saved.step, m.saved.path)
     raise WireError("a rank said nothing that we know")
 
 
@@ -163,6 +191,8 @@ def speaker(event: t.Event) -> int:
     if isinstance(event, t.Reported):
         return event.report.rank
     if isinstance(event, (t.Heartbeat, t.FaultSeen, t.RankLost, t.RankFinished, t.OrderDone)):
+        return event.rank
+    if isinstance(event, (t.Held, t.Released, t.SavedStep)):
         return event.rank
     raise WireError(f"{type(event).__name__} is about no rank")
 
@@ -209,6 +239,15 @@ def stop_to_wire(stop: t.Stop) -> wire.Stop:
 
 def stop_from_wire(m: wire.Stop) -> t.Stop:
     return t.Stop(m.epoch, tuple(m.ranks), m.reason, m.doubt)
+
+
+def wish_to_wire(wish: t.Wish, ranks: Iterable[int] = ()) -> wire.Wish:
+    """`ranks`: for whom it is, on its way down."""
+    return wire.Wish(**vars(wish), ranks=list(ranks))
+
+
+def wish_from_wire(m: wire.Wish) -> t.Wish:
+    return t.Wish(m.id, m.hold, m.hold_from, m.limit, m.save, m.save_from, m.working)
 
 
 def order_to_wire(order: t.Order) -> wire.Order:

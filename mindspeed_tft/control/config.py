@@ -48,12 +48,19 @@ class ControlConfig:
     controller_host: str = "127.0.0.1"  # TTP_ADDR or MASTER_ADDR; not used by a single host
     port: int | None = None  # None: DEFAULT_PORT with several hosts, no TCP at all with one
     tls_dir: str | None = None
+    tls_key_password_file: str | None = None
+    tls_decrypt: str | None = None  # "module:function"
     insecure: bool = False
     launcher_pid: int = 0  # process whose end the last words wait for; 0: nobody
     start: float = 60.0  # seconds in which the control processes have to come up
     shutdown: float = 60.0  # seconds that the launcher may take to end its workers
     engine: str = "mindspeed_tft.engine.machine:Engine"
     strategies: tuple[str, ...] = ("dump",)  # what the engine may decide for
+    job: dict[str, str] = dataclasses.field(default_factory=dict)  # layout, dtype, ...: for who reads an incident
+    log_format: str = "text"  # or "json"
+    metrics_port: int | None = None  # None: no metrics are served; 0: any free port
+    metrics_host: str = "127.0.0.1"
+    otel_endpoint: str | None = None  # URL of an OpenTelemetry collector
 
     def tcp(self) -> bool:
         return self.nnodes > 1 or self.port is not None

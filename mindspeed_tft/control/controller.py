@@ -22,8 +22,12 @@ from typing import Protocol
 from mindspeed_tft.control import codec
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.config import ControlConfig
+from mindspeed_tft.control.operator import Operators
 from mindspeed_tft.control.seats import HostLink, Seats, SeatState
+from mindspeed_tft.control.watchers import Watchers
 from mindspeed_tft.engine import types as t
+from mindspeed_tft.observe import logs
+from mindspeed_tft.observe.files import where
 from mindspeed_tft.observe.incident import Recorder
 
 log = logging.getLogger(__name__)
@@ -38,6 +42,8 @@ class EngineLike(Protocol):
 
     def incident(self) -> dict[str, object]: ...
 
+    def status(self) -> dict[str, object]: ...
+
 
 class Controller:
     """The controller of a job, for as long as it leads."""
@@ -48,19 +54,24 @@ class Controller:
         engine: EngineLike,
         recorder: Recorder,
         may_act: Callable[[], bool] = lambda: True,
+        watchers: Watchers | None = None,
     ) -> None:
-        """`may_act`: whether decisions may be made at this moment; until then events wait."""
+        """`may_act`: whether decisions may be made at this moment; until then events wait. `watchers` are told what the
+        recorder is told, and heartbeats."""
         self._config = config
         self._deadlines = config.deadlines
         self._engine = engine
         self._recorder = recorder
         self._may_act = may_act
+        self._watchers = watchers or Watchers(config, 0, 0)
+        self._watchers.watch(lambda: (len(self._links), self._seats.parked))
         # Relays want to know that we live, and doubt it after `heartbeat_lost`; a beat to thousands of them costs.
         self._beat_period = max(self._deadlines.heartbeat, self._deadlines.heartbeat_lost / 4)
         self._links: set[HostLink] = set()  # not by node rank: a spare host has that of another one
         self._seats = Seats(
             self._deadlines.heartbeat_lost, "recover" in config.strategies, self._feed, self._warn_of_place
         )
+        self.operators = Operators(self._feed)
         self._events: collections.deque[t.Event] = collections.deque()
         self._feeding = False
         self._stage = "start"  # of the engine
@@ -79,6 +90,14 @@ class Controller:
         await self._drive()
         if self._closed is not None:
             await self._until_hosts_left()
+
+    def status(self) -> dict[str, object]:
+        """What an operator wants to know: plain values."""
+        hosts = [
+            {"host": link.hello.host, "node_rank": link.hello.node_rank, "ranks": sorted(link.ranks)}
+            for link in sorted(self._links, key=lambda link: link.hello.node_rank)
+        ]
+        return {**self._engine.status(), "hosts": hosts, "parked": self._seats.waiting()}
 
     async def finish(self, launcher: int) -> None:
         """Leaves all on disk, and says the last words when the launcher is gone (`launcher`: its descriptor, or -1)."""
@@ -156,7 +175,7 @@ class Controller:
     def _print(self, lines: list[str]) -> None:
         with contextlib.suppress(OSError):  # nobody reads our stderr any more; the incident file has the words too
             for line in lines:
-                print(f"[mindspeed_tft] {line}", file=sys.stderr, flush=True)
+                logs.say(line, sys.stderr, "controller")
 
     # ---------------------------------------------------------------------------------- relays
 
@@ -215,8 +234,10 @@ class Controller:
                 event = self._events.popleft()
                 if not isinstance(event, t.RankQuiet):  # one a second, of ranks that may stay quiet for hours
                     self._recorder.event(event)
+                self._watchers.event(event)
                 for action in self._engine.handle(event):
                     self._recorder.action(action, event.at)
+                    self._watchers.action(action, event.at)
                     self._do(action, event.at)
         except Exception as error:
             log.exception("the engine failed; training goes on, unprotected")
@@ -234,6 +255,11 @@ class Controller:
             for link, ranks in self._seats.by_host(action.ranks).items():
                 part = replace(action, ranks=tuple(ranks))
                 link.out.put_nowait(wire.HostOrders(stop=codec.stop_to_wire(part)))
+        elif isinstance(action, t.Tell):
+            for link, ranks in self._seats.by_host(action.ranks).items():
+                link.out.put_nowait(wire.HostOrders(wish=codec.wish_to_wire(action.wish, ranks)))
+        elif isinstance(action, (t.Progress, t.Answer)):
+            self.operators.hear(action)
         elif isinstance(action, t.Order):
             try:
                 message = codec.order_to_wire(action)
@@ -252,7 +278,7 @@ class Controller:
         elif isinstance(action, t.Recovered):
             self._seats.recovered()
             path = self._recorder.recovered(action, at, self._engine.incident())
-            self._print([action.summary, f"incident: {path}"])
+            self._print([action.summary, where(path)])
         elif isinstance(action, t.Closed):
             self._close(action)
         else:
@@ -266,6 +292,6 @@ class Controller:
             if closed.outcome != "finished":
                 self._last_words = [closed.summary]
                 if path is not None:
-                    self._last_words.append(f"incident: {path}")
+                    self._last_words.append(where(path))
                 self._print(self._last_words)
         self._changed.set()

@@ -18,8 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mindspeed_tft.control.config import ControlConfig, ControlRefused
+from mindspeed_tft.observe import logs
 
 OK, FAILED, REFUSED = 0, 1, 2
+_ROLES = {"host": "relay"}  # how a control process is called in its log, where that is not its module's name
 
 Ready = Callable[[], None]
 
@@ -48,9 +50,8 @@ def _guarded(
 ) -> int:
     # Our words may be the only ones in a torchrun log: they carry a name and a time.
     short = name.rsplit(".", 1)[-1].removesuffix("_main")
-    logging.basicConfig(
-        level=logging.INFO, stream=sys.stderr, format=f"[mindspeed_tft {short}] %(asctime)s %(levelname)s %(message)s"
-    )
+    logs.bind(host=config.host)
+    logs.install("json" if config.log_format == "json" else "text", _ROLES.get(short, short), whole=True)
     logging.raiseExceptions = False  # a stderr that is gone with its job must not stop the last work of this process
     told = False
 
@@ -66,7 +67,7 @@ def _guarded(
         serve(config, args, ready)
     except ControlRefused as error:
         if told or not detached:
-            print(f"[mindspeed_tft {short}] {error}", file=sys.stderr, flush=True)
+            logs.say(f"{short}: {error}", sys.stderr, short)
         if not told and detached:
             os.write(tell, f"{error}\n".encode())
         return REFUSED

@@ -23,7 +23,8 @@ def serve(config: ControlConfig, args: argparse.Namespace, ready: daemon.Ready) 
     from mindspeed_tft.control.uplink import Uplink
 
     path = Path(args.socket)
-    credentials = tls.channel_credentials(config) if config.nnodes > 1 else None
+    transport = tls.transport(config) if config.nnodes > 1 else None
+    tls.say_how_safe(config)
     hello = wire.HostHello(
         protocol=PROTOCOL, host=config.host, node_rank=config.node_rank, pid=os.getpid(), run=config.run_name
     )
@@ -34,7 +35,7 @@ def serve(config: ControlConfig, args: argparse.Namespace, ready: daemon.Ready) 
         # A cluster that ends a job sends SIGTERM to everything: the ranks' dump needs this process to the last.
         for name in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             loop.add_signal_handler(name, lambda: None)
-        uplink = Uplink(hello, config.deadlines, Candidates(config, path.parent), credentials)
+        uplink = Uplink(hello, config.deadlines, Candidates(config, path.parent), transport)
         relay = Relay(listener, path, uplink, config, args.starting)
         ready()
         await relay.run()

@@ -95,6 +95,9 @@ def _bring_up(config: ControlConfig, file: Path, names: dict[str, list[str]]) ->
     failures = [failure for name, process in started.items() if (failure := _failure(name, process, end))]
     with contextlib.suppress(FileNotFoundError):
         file.unlink()
+    if failures:
+        with contextlib.suppress(OSError):  # not empty: somebody is there, and will remove it
+            file.parent.rmdir()
     for code, text in failures:
         raise ControlRefused(text) if code == daemon.REFUSED else ControlUnavailable(text)
 

@@ -16,7 +16,9 @@ from mindspeed_tft.control.config import ControlConfig, ControlRefused, ControlU
 log = logging.getLogger(__name__)
 
 
-def bind(server: grpc.aio.Server, unix_path: str, config: ControlConfig, index: int) -> str:
+def bind(
+    server: grpc.aio.Server, unix_path: str, config: ControlConfig, index: int, transport: tls.Transport | None
+) -> str:
     """Makes the server listen; its TCP address, "" without one.
 
     The first controller of a job listens where the user said. Another one takes this host's address on the way to the
@@ -40,10 +42,9 @@ def bind(server: grpc.aio.Server, unix_path: str, config: ControlConfig, index: 
         address = _try_port(host, port if _is_free(host, port) else 0)
     else:
         address = _try_port(host, port)
-    credentials = tls.server_credentials(config)
     try:
-        if credentials is not None:
-            bound = server.add_secure_port(address, credentials)
+        if transport is not None:
+            bound = server.add_secure_port(address, transport.server_credentials())
         else:
             if not is_loopback(host):
                 log.warning("--tft-insecure: anybody who reaches %s may command this job", address)

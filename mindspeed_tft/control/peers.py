@@ -9,8 +9,9 @@ from collections.abc import Callable
 
 import grpc
 import grpc.aio
+from cryptography import x509
 
-from mindspeed_tft.control import codec, tasks
+from mindspeed_tft.control import codec, tasks, tls
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.candidates import Route
 from mindspeed_tft.control.seats import Departed, SeatState
@@ -50,12 +51,12 @@ class Peers:
     def __init__(
         self,
         deadlines: Deadlines,
-        credentials: grpc.ChannelCredentials | None,
+        transport: tls.Transport | None,
         say: Callable[[int], wire.Lead],
         on_answer: Callable[[int, wire.LeadHeard], None],
     ) -> None:
         """`say(after)` makes the message for a candidate that has the seats up to version `after`."""
-        self._deadlines, self._credentials = deadlines, credentials
+        self._deadlines, self._transport = deadlines, transport
         self._say, self._on_answer = say, on_answer
         self._running: dict[Route, tuple[int, asyncio.Future[None]]] = {}
         self._changed: dict[Route, asyncio.Event] = {}
@@ -86,16 +87,17 @@ class Peers:
         self._running.clear()
 
     async def _once(self, route: Route, message: wire.Lead) -> None:
-        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.TimeoutError):  # it is not there
-            async with open_channel(route, self._credentials) as channel:
+        with contextlib.suppress(grpc.aio.AioRpcError, asyncio.TimeoutError, OSError):  # it is not there
+            async with open_channel(route, self._transport, self._limit) as (channel, _):
                 await self._call(channel, message)
 
     async def _speak(self, route: Route, changed: asyncio.Event) -> None:
+        said = ""
         while True:
             version = 0
             try:
-                async with open_channel(route, self._credentials) as channel:
-                    while True:
+                async with open_channel(route, self._transport, self._limit) as (channel, server):
+                    while not self._is_revoked(server):
                         changed.clear()
                         answer = await self._call(channel, self._say(version))
                         behind = answer.version > version  # there may be more than one message holds
@@ -104,14 +106,27 @@ class Peers:
                         if not behind:
                             with contextlib.suppress(asyncio.TimeoutError):
                                 await asyncio.wait_for(changed.wait(), self._deadlines.heartbeat)
-            except (grpc.aio.AioRpcError, asyncio.TimeoutError) as error:
+            except tls.Untrusted as error:
+                if str(error) != said:
+                    said = str(error)
+                    log.warning("candidate %d at %s gets no word of ours: %s", route.index, route.address, error)
+            except (grpc.aio.AioRpcError, asyncio.TimeoutError, OSError) as error:
                 log.debug("candidate %d at %s is not heard: %r", route.index, route.address, error)
             except Exception:
                 log.exception("candidate %d at %s cannot be told; it is tried again", route.index, route.address)
             await asyncio.sleep(self._deadlines.heartbeat)
 
+    def _is_revoked(self, server: x509.Certificate | None) -> bool:
+        """Then the channel is opened anew, which says why it cannot be."""
+        return server is not None and self._transport is not None and self._transport.is_revoked(server)
+
+    @property
+    def _limit(self) -> float:
+        """Seconds for one answer."""
+        return self._deadlines.heartbeat_lost / 2
+
     async def _call(self, channel: grpc.aio.Channel, message: wire.Lead) -> wire.LeadHeard:
-        limit = self._deadlines.heartbeat_lost / 2
+        limit = self._limit
         call = channel.unary_unary(
             METHOD,
             request_serializer=wire.Lead.SerializeToString,

@@ -21,6 +21,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from mindspeed_tft.control import codec
@@ -35,6 +36,7 @@ UNPROTECTED = (
     "reconnecting in the background ***"
 )
 _MAX_REMEMBERED = 1000
+_LATEST = ("held", "released", "saved")  # of these, the last one says all
 _HANDLER_GRACE = 0.2  # an abort that hangs must not delay the exit of the rank
 _MAX_REVIVALS = 5
 _DEEPEST = 400  # numbers looked at for a pulse: two for each of the innermost frames
@@ -63,6 +65,7 @@ class Processor:
         """
         self.step = 0
         self.phase = "start"
+        self.checkpoint = 0  # the last step whose checkpoint this run has completed or loaded
         self._path = Path(socket_path)
         self._deadlines = deadlines
         self._on_stop = on_stop
@@ -90,6 +93,9 @@ class Processor:
         self._bare = False
         self._doubt = ""  # why the numbers of all ranks may be wrong, until training goes on
         self._dismissed = False
+        self._wish = t.Wish()
+        self._held = (0, 0)  # the hold that this rank is in, and after which step
+        self._link = t.LinkState()
         self._goodbye_seen = False
         self._stop_epoch = 0
         self._orders: queue.SimpleQueue[t.Order | None] = queue.SimpleQueue()
@@ -146,6 +152,35 @@ class Processor:
         """Says that an order was carried out, or could not be."""
         self._say(t.OrderDone(0.0, self._rank, order_id, ok, message, dict(result or {})))
 
+    def held(self, hold: int, step: int) -> None:
+        """Says that this rank waits after `step`, as operators want it."""
+        self._held = (hold, step)
+        self._say(t.Held(0.0, self._rank, hold, step))
+
+    def released(self, hold: int) -> None:
+        """Says that this rank trains on after a hold, which is over for it even if nobody said so."""
+        self._held = (0, 0)
+        self._say(t.Released(0.0, self._rank, hold))
+        with self._lock:
+            if self._wish.hold == hold:
+                self._wish = replace(self._wish, hold=0)
+
+    def left_hold(self) -> None:
+        """A fault took this rank out of a hold: it is still wished."""
+        self._held = (0, 0)
+
+    def saved(self, save: int, step: int, path: str) -> None:
+        """Says that the framework's checkpoint of `step` is complete, as operators wanted it."""
+        self._say(t.SavedStep(0.0, self._rank, save, step, path))
+
+    def put_back(self, order: t.Order) -> None:
+        """This order is for whoever asks next."""
+        self._orders.put(order)
+
+    def tell_link(self, state: t.LinkState) -> None:
+        """From now on a controller to which this rank registers is told this of the link of collectives."""
+        self._link = state
+
     def resumed(self) -> None:
         """Training goes on: what was said of the fault is over, and not to be said again after a reconnect."""
         self._forget = True
@@ -197,6 +232,11 @@ class Processor:
         return self._welcomed and self._protected
 
     @property
+    def wish(self) -> t.Wish:
+        """What operators want, as this rank heard it last."""
+        return self._wish
+
+    @property
     def parked(self) -> str:
         """Why this process has to wait for the place of its rank; "" when nobody else has it, as far as is known."""
         return self._parked
@@ -239,6 +279,8 @@ class Processor:
             message = self._outbox.popleft()
             self._seq += 1
             message.seq = self._seq
+            if (kind := message.WhichOneof("body")) in _LATEST:  # a job may be paused more often than it may fail
+                self._remembered = [old for old in self._remembered if old.WhichOneof("body") != kind]
             if len(self._remembered) < _MAX_REMEMBERED:
                 self._remembered.append(message)
             self._out += pack(message)
@@ -315,7 +357,8 @@ class Processor:
     def _hello(self) -> wire.RankSays:
         assert self._info is not None
         parked, began = bool(self._parked), self.step > 0
-        return codec.hello(self._session, self._info, self._stop_epoch, parked, self._bare, self._doubt, began)
+        told = (self._stop_epoch, parked, self._bare, self._doubt, began, self._wish, self._held, self._link)
+        return codec.hello(self._session, self._info, *told)
 
     def _serve(self) -> None:
         """Reads, writes and beats until the connection or the processor ends."""
@@ -328,7 +371,8 @@ class Processor:
             while True:
                 now = time.monotonic()
                 if self._welcomed and now >= beat:
-                    word = t.Heartbeat(0.0, self._rank, self.step, self.phase, self._waits(), pulse())
+                    waits = self._waits() or self._held[0] > 0  # for the others, until they are held as well
+                    word = t.Heartbeat(0.0, self._rank, self.step, self.phase, waits, pulse(), self.checkpoint)
                     self._out += pack(codec.says(word))
                     beat = now + self._deadlines.heartbeat
                 if self._welcomed:
@@ -397,6 +441,8 @@ class Processor:
             if order.id not in self._known_orders:  # an order is said again after a reconnect
                 self._known_orders.add(order.id)
                 self._orders.put(order)
+        elif kind == "wish":
+            self._take_wish(codec.wish_from_wire(message.wish))
         elif kind == "resync":
             self._out += pack(self._hello())  # another controller may lead, which has to know the last epoch
             self._say_again()
@@ -417,6 +463,11 @@ class Processor:
             self._stop_epoch = stop.epoch
             self._lock.notify_all()
         self._work.put(lambda: self._on_stop(stop.epoch, stop.reason))
+
+    def _take_wish(self, wish: t.Wish) -> None:
+        with self._lock:
+            if wish.id > self._wish.id:
+                self._wish = wish
 
     def _park(self, reason: str) -> None:
         if not self._parked:

@@ -25,6 +25,7 @@ from mindspeed_tft.control.framing import MAX_FRAME, FrameError, FrameReader, pa
 from mindspeed_tft.control.guard import Guard
 from mindspeed_tft.control.uplink import Uplink, UplinkKeeper
 from mindspeed_tft.engine.types import Deadlines, Examined, Kill, RankFinished, RankLost, RankQuiet
+from mindspeed_tft.observe import logs
 
 log = logging.getLogger(__name__)
 
@@ -442,11 +443,20 @@ class Relay:
     def _on_message(self, message: wire.HostOrders) -> None:
         kind = message.WhichOneof("body")
         if kind == "stop":
+            logs.bind(epoch=message.stop.epoch)
             for rank in message.stop.ranks:
                 if rank in self._ranks:
                     hello = self._ranks[rank].hello.hello  # said again to the next controller
                     hello.epoch = max(hello.epoch, message.stop.epoch)
                     hello.doubt = message.stop.doubt or hello.doubt
+                    self._send(self._ranks[rank], message)
+        elif kind == "wish":
+            for rank in message.wish.ranks:
+                if rank in self._ranks:
+                    hello = self._ranks[rank].hello.hello  # said again to the next controller
+                    if message.wish.id > hello.wish.id:
+                        hello.wish.CopyFrom(message.wish)
+                        del hello.wish.ranks[:]
                     self._send(self._ranks[rank], message)
         elif kind == "order":
             if message.order.rank in self._ranks:

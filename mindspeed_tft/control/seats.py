@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 
 from mindspeed_tft.control import codec
 from mindspeed_tft.control import wire_pb2 as wire
+from mindspeed_tft.control.framing import MAX_FRAME
 from mindspeed_tft.engine import types as t
 from mindspeed_tft.engine.incident import EXIT_REBORN
 
@@ -29,6 +30,16 @@ class HostLink:
     out: asyncio.Queue[wire.HostOrders] = field(default_factory=asyncio.Queue)
     ranks: set[int] = field(default_factory=set)  # that were seated or parked through it
     bye: bool = False
+
+
+def gather(first: wire.HostOrders, queue: asyncio.Queue[wire.HostOrders]) -> wire.HostOrders:
+    """One message with the first and those that wait behind it: a message costs far more than what is in it."""
+    together = wire.HostOrders(more=[first])
+    size = first.ByteSize()
+    while not queue.empty() and size < MAX_FRAME // 4:
+        together.more.append(queue.get_nowait())
+        size += together.more[-1].ByteSize()
+    return together
 
 
 @dataclass(frozen=True)
@@ -102,6 +113,16 @@ class Seats:
         self._closed = ""
         self.version = 0  # grows with every change of `snapshot`
 
+    @property
+    def parked(self) -> int:
+        """Processes that wait for a place. May be asked from any thread."""
+        return sum(map(len, list(self._parked.values())))
+
+    def waiting(self) -> list[dict[str, object]]:
+        """The processes that wait for a place, as plain values."""
+        found = [(rank, parked) for rank, queue in sorted(self._parked.items()) for parked in queue]
+        return [{"rank": rank, "host": one.event.info.host, "pid": one.event.info.pid} for rank, one in found]
+
     # ---------------------------------------------------------------------------------- another controller
 
     def snapshot(self, after: int = 0) -> list[SeatState]:
@@ -155,7 +176,11 @@ class Seats:
             WireError: it makes no sense.
         """
         kind = word.WhichOneof("body")
-        if kind == "says":
+        if why := self._foreign(link, word):
+            self._name(
+                f"{link.hello.host} {word.rank} {word.session}", f"refused a word of host {link.hello.host}: {why}"
+            )
+        elif kind == "says":
             self._hear_rank(link, word, now)
         elif kind == "lost":
             self._hear_lost(link, word, now)
@@ -202,6 +227,24 @@ class Seats:
         if host in here:
             return f"it did not come back after the relay of its host {host} ended, {seconds:.1f} s ago"
         return f"its host {host} is gone, not heard for {seconds:.1f} s"
+
+    def _foreign(self, link: HostLink, word: wire.FromRank) -> str:
+        """Why a relay may not say this: it speaks for processes of its own host, which its certificate names, only."""
+        here, body = link.hello.host, word.WhichOneof("body")
+        named = ""
+        if body == "says" and word.says.WhichOneof("body") == "hello":
+            named = word.says.hello.info.host
+        elif body == "lost" and word.lost.HasField("info"):
+            named = word.lost.info.host
+        if named and named != here:
+            return (
+                f"it says that rank {word.rank} runs on host {named}; the rank and the relay beside it have to call "
+                "their host by one name (`uname -n`)"
+            )
+        seat = self._seats.get(word.rank)
+        if seat is not None and seat.session == word.session and seat.info.host != here:
+            return f"rank {word.rank} is process {seat.info.pid} on host {seat.info.host}"
+        return ""
 
     def _speaks(self, word: wire.FromRank) -> bool:
         """The word is of the process that has the seat, and lives."""

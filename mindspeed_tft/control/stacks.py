@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 
 from mindspeed_tft.control import pids
-from mindspeed_tft.observe.incident import write_atomic
+from mindspeed_tft.observe.files import write_atomic
 
 log = logging.getLogger(__name__)
 

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import contextlib
 import logging
 import random
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import grpc
 import grpc.aio
+from cryptography import x509
 
 from mindspeed_tft.control import codec, tasks, tls
 from mindspeed_tft.control import wire_pb2 as wire
@@ -54,15 +56,33 @@ class Uplink:
     hello: wire.HostHello
     deadlines: Deadlines
     candidates: Candidates
-    credentials: grpc.ChannelCredentials | None = None
+    transport: tls.Transport | None = None
 
 
-def open_channel(route: Route, credentials: grpc.ChannelCredentials | None) -> grpc.aio.Channel:
-    """A channel to a candidate: TLS where it is configured, but for sockets of this host."""
-    if credentials is None or route.address.startswith("unix:"):
-        return grpc.aio.insecure_channel(route.address, options=OPTIONS)
+@contextlib.asynccontextmanager
+async def open_channel(
+    route: Route, transport: tls.Transport | None, limit: float
+) -> AsyncIterator[tuple[grpc.aio.Channel, x509.Certificate | None]]:
+    """A channel to a candidate, and the certificate of the candidate: TLS where it is configured, but for sockets of
+    this host.
+
+    Args:
+        limit: seconds in which it has to show its certificate.
+
+    Raises:
+        tls.Untrusted, OSError, asyncio.TimeoutError: as `tls.Transport.look_at`.
+    """
+    if transport is None or route.address.startswith("unix:"):
+        async with grpc.aio.insecure_channel(route.address, options=OPTIONS) as channel:
+            yield channel, None
+        return
+    transport.watch()
+    server = await transport.look_at(route.address, route.name, limit)
     options = [*OPTIONS, ("grpc.ssl_target_name_override", route.name)] if route.name else OPTIONS
-    return grpc.aio.secure_channel(route.address, credentials, options=options)
+    async with grpc.aio.secure_channel(
+        route.address, transport.channel_credentials(server), options=options
+    ) as channel:
+        yield channel, server
 
 
 class UplinkKeeper:
@@ -139,8 +159,9 @@ class UplinkKeeper:
         """Whether this controller led us until now, and why it does not."""
         reason = "it ended the stream"
         try:
-            async with open_channel(route, self._uplink.credentials) as channel:
-                await self._hold(channel, route)
+            limit = self._patience()
+            async with open_channel(route, self._uplink.transport, limit) as (channel, server):
+                await self._hold(channel, route, server)
         except grpc.aio.AioRpcError as error:
             reason = tls.explain(error.code(), error.details())
         except asyncio.TimeoutError:
@@ -153,9 +174,13 @@ class UplinkKeeper:
         was_up, self.up = self.up, False
         return was_up, f"controller {route.index} at {route.address}: {reason}"
 
-    async def _hold(self, channel: grpc.aio.Channel, route: Route) -> None:
-        deadlines, known = self._uplink.deadlines, self._known
-        patience = deadlines.heartbeat_lost / max(1, len(known.routes()))  # a whole round costs about that
+    def _patience(self) -> float:
+        """Seconds for the first word of one candidate: a whole round costs about `heartbeat_lost`."""
+        return self._uplink.deadlines.heartbeat_lost / max(1, len(self._known.routes()))
+
+    async def _hold(self, channel: grpc.aio.Channel, route: Route, server: x509.Certificate | None) -> None:
+        deadlines, known, transport = self._uplink.deadlines, self._known, self._uplink.transport
+        patience = self._patience()
         call: Call = channel.stream_stream(
             METHOD,
             request_serializer=_to_bytes,
@@ -173,6 +198,10 @@ class UplinkKeeper:
         try:
             while (message := await self._next(call)) is not None:
                 silence.renew()
+                if server is not None and transport is not None:
+                    transport.watch()
+                    if transport.is_revoked(server):
+                        raise Ended(transport.barred_certificate(server))
                 if message.WhichOneof("body") == "table":
                     if known.learn(list(message.table.candidates)):
                         known.save()

@@ -76,8 +76,42 @@ class RankReport(_message.Message):
     saved: _containers.ScalarMap[str, str]
     def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., commit: _Optional[str] = ..., update: _Optional[str] = ..., fault: _Optional[str] = ..., trusted: _Optional[bool] = ..., rng_start: _Optional[str] = ..., rng_end: _Optional[str] = ..., epoch: _Optional[int] = ..., checkpoints: _Optional[_Iterable[int]] = ..., digests: _Optional[_Mapping[str, str]] = ..., stamps: _Optional[_Mapping[str, str]] = ..., saved: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
+class Wish(_message.Message):
+    __slots__ = ("id", "hold", "hold_from", "limit", "save", "save_from", "ranks", "working")
+    ID_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FROM_FIELD_NUMBER: _ClassVar[int]
+    LIMIT_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FROM_FIELD_NUMBER: _ClassVar[int]
+    RANKS_FIELD_NUMBER: _ClassVar[int]
+    WORKING_FIELD_NUMBER: _ClassVar[int]
+    id: int
+    hold: int
+    hold_from: int
+    limit: float
+    save: int
+    save_from: int
+    ranks: _containers.RepeatedScalarFieldContainer[int]
+    working: bool
+    def __init__(self, id: _Optional[int] = ..., hold: _Optional[int] = ..., hold_from: _Optional[int] = ..., limit: _Optional[float] = ..., save: _Optional[int] = ..., save_from: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., working: _Optional[bool] = ...) -> None: ...
+
+class LinkState(_message.Message):
+    __slots__ = ("name", "before", "since", "epoch", "unsettled")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    SINCE_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    UNSETTLED_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    before: str
+    since: str
+    epoch: int
+    unsettled: int
+    def __init__(self, name: _Optional[str] = ..., before: _Optional[str] = ..., since: _Optional[str] = ..., epoch: _Optional[int] = ..., unsettled: _Optional[int] = ...) -> None: ...
+
 class Hello(_message.Message):
-    __slots__ = ("protocol", "session", "info", "epoch", "parked", "bare", "doubt", "began")
+    __slots__ = ("protocol", "session", "info", "epoch", "parked", "bare", "doubt", "began", "wish", "held", "held_at", "link")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +120,10 @@ class Hello(_message.Message):
     BARE_FIELD_NUMBER: _ClassVar[int]
     DOUBT_FIELD_NUMBER: _ClassVar[int]
     BEGAN_FIELD_NUMBER: _ClassVar[int]
+    WISH_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    HELD_AT_FIELD_NUMBER: _ClassVar[int]
+    LINK_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     session: str
     info: RankInfo
@@ -94,21 +132,57 @@ class Hello(_message.Message):
     bare: bool
     doubt: str
     began: bool
-    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[str] = ..., info: _Optional[_Union[RankInfo, _Mapping]] = ..., epoch: _Optional[int] = ..., parked: _Optional[bool] = ..., bare: _Optional[bool] = ..., doubt: _Optional[str] = ..., began: _Optional[bool] = ...) -> None: ...
+    wish: Wish
+    held: int
+    held_at: int
+    link: LinkState
+    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[str] = ..., info: _Optional[_Union[RankInfo, _Mapping]] = ..., epoch: _Optional[int] = ..., parked: _Optional[bool] = ..., bare: _Optional[bool] = ..., doubt: _Optional[str] = ..., began: _Optional[bool] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., held: _Optional[int] = ..., held_at: _Optional[int] = ..., link: _Optional[_Union[LinkState, _Mapping]] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("rank", "step", "phase", "waiting", "pulse")
+    __slots__ = ("rank", "step", "phase", "waiting", "pulse", "checkpoint")
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     PULSE_FIELD_NUMBER: _ClassVar[int]
+    CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
     rank: int
     step: int
     phase: str
     waiting: bool
     pulse: int
-    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting: _Optional[bool] = ..., pulse: _Optional[int] = ...) -> None: ...
+    checkpoint: int
+    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting: _Optional[bool] = ..., pulse: _Optional[int] = ..., checkpoint: _Optional[int] = ...) -> None: ...
+
+class Held(_message.Message):
+    __slots__ = ("rank", "hold", "step")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    hold: int
+    step: int
+    def __init__(self, rank: _Optional[int] = ..., hold: _Optional[int] = ..., step: _Optional[int] = ...) -> None: ...
+
+class Released(_message.Message):
+    __slots__ = ("rank", "hold")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    HOLD_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    hold: int
+    def __init__(self, rank: _Optional[int] = ..., hold: _Optional[int] = ...) -> None: ...
+
+class SavedStep(_message.Message):
+    __slots__ = ("rank", "save", "step", "path")
+    RANK_FIELD_NUMBER: _ClassVar[int]
+    SAVE_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    rank: int
+    save: int
+    step: int
+    path: str
+    def __init__(self, rank: _Optional[int] = ..., save: _Optional[int] = ..., step: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
 
 class RankQuiet(_message.Message):
     __slots__ = ("rank", "seconds", "state")
@@ -288,7 +362,7 @@ class Closed(_message.Message):
     def __init__(self, outcome: _Optional[str] = ..., step: _Optional[int] = ..., summary: _Optional[str] = ...) -> None: ...
 
 class RankSays(_message.Message):
-    __slots__ = ("seq", "hello", "heartbeat", "fault", "report", "done", "goodbye")
+    __slots__ = ("seq", "hello", "heartbeat", "fault", "report", "done", "goodbye", "held", "released", "saved")
     SEQ_FIELD_NUMBER: _ClassVar[int]
     HELLO_FIELD_NUMBER: _ClassVar[int]
     HEARTBEAT_FIELD_NUMBER: _ClassVar[int]
@@ -296,6 +370,9 @@ class RankSays(_message.Message):
     REPORT_FIELD_NUMBER: _ClassVar[int]
     DONE_FIELD_NUMBER: _ClassVar[int]
     GOODBYE_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
+    RELEASED_FIELD_NUMBER: _ClassVar[int]
+    SAVED_FIELD_NUMBER: _ClassVar[int]
     seq: int
     hello: Hello
     heartbeat: Heartbeat
@@ -303,7 +380,10 @@ class RankSays(_message.Message):
     report: Reported
     done: OrderDone
     goodbye: RankFinished
-    def __init__(self, seq: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fault: _Optional[_Union[FaultSeen, _Mapping]] = ..., report: _Optional[_Union[Reported, _Mapping]] = ..., done: _Optional[_Union[OrderDone, _Mapping]] = ..., goodbye: _Optional[_Union[RankFinished, _Mapping]] = ...) -> None: ...
+    held: Held
+    released: Released
+    saved: SavedStep
+    def __init__(self, seq: _Optional[int] = ..., hello: _Optional[_Union[Hello, _Mapping]] = ..., heartbeat: _Optional[_Union[Heartbeat, _Mapping]] = ..., fault: _Optional[_Union[FaultSeen, _Mapping]] = ..., report: _Optional[_Union[Reported, _Mapping]] = ..., done: _Optional[_Union[OrderDone, _Mapping]] = ..., goodbye: _Optional[_Union[RankFinished, _Mapping]] = ..., held: _Optional[_Union[Held, _Mapping]] = ..., released: _Optional[_Union[Released, _Mapping]] = ..., saved: _Optional[_Union[SavedStep, _Mapping]] = ...) -> None: ...
 
 class FromRank(_message.Message):
     __slots__ = ("rank", "session", "says", "lost", "quiet", "examined")
@@ -498,7 +578,7 @@ class Dismissed(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., session: _Optional[str] = ..., code: _Optional[int] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class HostOrders(_message.Message):
-    __slots__ = ("beat", "welcome", "refused", "stop", "order", "resync", "goodbye_seen", "examine", "kill", "parked", "admitted", "dismissed", "table", "redirect", "more")
+    __slots__ = ("beat", "welcome", "refused", "stop", "order", "resync", "goodbye_seen", "examine", "kill", "parked", "admitted", "dismissed", "table", "redirect", "wish", "more")
     BEAT_FIELD_NUMBER: _ClassVar[int]
     WELCOME_FIELD_NUMBER: _ClassVar[int]
     REFUSED_FIELD_NUMBER: _ClassVar[int]
@@ -513,6 +593,7 @@ class HostOrders(_message.Message):
     DISMISSED_FIELD_NUMBER: _ClassVar[int]
     TABLE_FIELD_NUMBER: _ClassVar[int]
     REDIRECT_FIELD_NUMBER: _ClassVar[int]
+    WISH_FIELD_NUMBER: _ClassVar[int]
     MORE_FIELD_NUMBER: _ClassVar[int]
     beat: Beat
     welcome: Welcome
@@ -528,5 +609,49 @@ class HostOrders(_message.Message):
     dismissed: Dismissed
     table: Table
     redirect: Redirect
+    wish: Wish
     more: _containers.RepeatedCompositeFieldContainer[HostOrders]
-    def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., goodbye_seen: _Optional[_Union[GoodbyeSeen, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ..., more: _Optional[_Iterable[_Union[HostOrders, _Mapping]]] = ...) -> None: ...
+    def __init__(self, beat: _Optional[_Union[Beat, _Mapping]] = ..., welcome: _Optional[_Union[Welcome, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., stop: _Optional[_Union[Stop, _Mapping]] = ..., order: _Optional[_Union[Order, _Mapping]] = ..., resync: _Optional[_Union[Resync, _Mapping]] = ..., goodbye_seen: _Optional[_Union[GoodbyeSeen, _Mapping]] = ..., examine: _Optional[_Union[Examine, _Mapping]] = ..., kill: _Optional[_Union[Kill, _Mapping]] = ..., parked: _Optional[_Union[Parked, _Mapping]] = ..., admitted: _Optional[_Union[Admitted, _Mapping]] = ..., dismissed: _Optional[_Union[Dismissed, _Mapping]] = ..., table: _Optional[_Union[Table, _Mapping]] = ..., redirect: _Optional[_Union[Redirect, _Mapping]] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., more: _Optional[_Iterable[_Union[HostOrders, _Mapping]]] = ...) -> None: ...
+
+class OperatorAsks(_message.Message):
+    __slots__ = ("protocol", "id", "kind", "args", "patience", "who")
+    class ArgsEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: str
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[str] = ...) -> None: ...
+    PROTOCOL_FIELD_NUMBER: _ClassVar[int]
+    ID_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    ARGS_FIELD_NUMBER: _ClassVar[int]
+    PATIENCE_FIELD_NUMBER: _ClassVar[int]
+    WHO_FIELD_NUMBER: _ClassVar[int]
+    protocol: int
+    id: str
+    kind: str
+    args: _containers.ScalarMap[str, str]
+    patience: float
+    who: str
+    def __init__(self, protocol: _Optional[int] = ..., id: _Optional[str] = ..., kind: _Optional[str] = ..., args: _Optional[_Mapping[str, str]] = ..., patience: _Optional[float] = ..., who: _Optional[str] = ...) -> None: ...
+
+class OperatorHears(_message.Message):
+    __slots__ = ("text", "done", "of", "data", "last", "ok", "late", "leader")
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    DONE_FIELD_NUMBER: _ClassVar[int]
+    OF_FIELD_NUMBER: _ClassVar[int]
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    LAST_FIELD_NUMBER: _ClassVar[int]
+    OK_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    LEADER_FIELD_NUMBER: _ClassVar[int]
+    text: str
+    done: int
+    of: int
+    data: bytes
+    last: bool
+    ok: bool
+    late: bool
+    leader: Candidate
+    def __init__(self, text: _Optional[str] = ..., done: _Optional[int] = ..., of: _Optional[int] = ..., data: _Optional[bytes] = ..., last: _Optional[bool] = ..., ok: _Optional[bool] = ..., late: _Optional[bool] = ..., leader: _Optional[_Union[Candidate, _Mapping]] = ...) -> None: ...

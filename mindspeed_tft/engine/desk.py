@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 
 from mindspeed_tft.engine.incident import Incident
-from mindspeed_tft.engine.types import Action, Note, Order, OrderDone, OrderKind, Stop
+from mindspeed_tft.engine.types import Action, LinkState, Note, Order, OrderDone, OrderKind, Stop
 
 Payload = dict[str, str | int | list[str] | dict[str, str]]
 
@@ -30,6 +30,7 @@ class Desk:
         self.stage = ""
         self.epoch = epoch
         self.doubt = ""  # why the numbers of all ranks may be wrong, as long as they may be
+        self.link = LinkState()  # of all collectives
         self._out: list[Action] = []
         self._issued = issued
         self._orders: dict[int, Order] = {}
@@ -72,6 +73,12 @@ class Desk:
         self._orders[order.id] = order
         self.put(order)
         return order
+
+    def link_payload(self) -> Payload:
+        """What ranks have to know of the link; nothing where the job was never moved."""
+        link = self.link
+        told = {"name": link.name, "before": link.before, "since": link.since, "epoch": str(link.epoch)}
+        return {"link": told} if link.epoch else {}
 
     def void(self) -> None:
         """Whatever was ordered so far counts no more, and answers to it say nothing."""

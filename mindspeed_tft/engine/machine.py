@@ -11,25 +11,32 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from mindspeed_tft.engine.link import Heard, named
+from mindspeed_tft.engine.overview import overview
 from mindspeed_tft.engine.repair import Stage as RepairStage
 from mindspeed_tft.engine.roster import Arrival
 from mindspeed_tft.engine.states import State
 from mindspeed_tft.engine.stops import Stops
 from mindspeed_tft.engine.types import (
     Action,
+    Asked,
     Deadlines,
     Event,
     Examined,
     FaultSeen,
     Heartbeat,
+    Held,
     OrderDone,
     RankFinished,
     RankInfo,
     RankLost,
     RankQuiet,
     Registered,
+    Released,
     Reported,
+    SavedStep,
     Tick,
+    Withdrawn,
 )
 from mindspeed_tft.engine.words import count, ranks
 
@@ -66,6 +73,9 @@ class Engine(Stops):
         self._began = False  # STARTING: the job trained when other engines led, of which none has left a word
         self._later: list[Event] = []  # of such a job, until all ranks are known
         self._later_since = 0.0
+        self._strategies = strategies
+        self._beats: dict[int, Heartbeat] = {}  # the last one of each rank
+        self._links = Heard(self._desk)
         self._handlers: dict[type[Event], Callable[[Any], None]] = {
             Registered: self._on_registered,
             Heartbeat: self._on_heartbeat,
@@ -76,6 +86,11 @@ class Engine(Stops):
             OrderDone: self._on_order_done,
             RankQuiet: self._on_quiet,
             Examined: self._on_examined,
+            Asked: self._on_asked,
+            Withdrawn: self._holds.withdrawn,
+            Held: self._on_held,
+            Released: self._holds.released,
+            SavedStep: self._holds.saved,
             Tick: self._on_tick,
         }
 
@@ -89,6 +104,10 @@ class Engine(Stops):
             self._later.append(event)
         else:
             self._handlers[type(event)](event)
+        if self._state is State.TRAINING and (
+            broken := self._holds.broken or self._links.doubt(ours=self._holds.working)
+        ):
+            self._stop_for_link(broken)
         if self._repair is not None and self._repair.failure:
             self._stop_again(self._repair.failure)
         elif self._repair is not None and self._repair.stage is RepairStage.DONE:
@@ -120,8 +139,37 @@ class Engine(Stops):
         elif self._state is State.EXITING and self._desk.now >= self._deadline:
             self._desk.note(f"{self._absent()} did not leave within {self._deadlines.exit:g} s", warn=True)
             self._close()
+        self._holds.tick(self._furthest + 1)
         if self._state not in (State.EXITING, State.CLOSED):
             self._warn_of_silence()
+
+    def _on_held(self, event: Held) -> None:
+        if self._state is State.TRAINING:
+            self._furthest = max(self._furthest, event.step)
+        self._holds.held(event)
+
+    def _on_asked(self, event: Asked) -> None:
+        self._holds.asked(event, self.state, self._furthest + 1)
+
+    def status(self) -> dict[str, object]:
+        """All that an operator may want to know now: plain values. Costs as much as there are ranks."""
+        last = self._past[1] if self._past is not None else {}
+        return {
+            "state": self.state.value,
+            "step": self._furthest,
+            "epoch": self._desk.epoch,
+            "strategies": sorted(self._strategies),
+            "seconds_per_step": self._watch.step_seconds,
+            "incidents": self._number - 1 + (self._state is not State.TRAINING and bool(self._desk.incident.faults)),
+            "last_incident": {key: last[key] for key in ("outcome", "summary", "step") if key in last},
+            "reason": self._reason if self._state not in (State.STARTING, State.TRAINING) else "",
+            "pause": self._holds.as_dict(),
+            "link": {"name": named(self._desk.link.name), **self._links.as_dict()},
+            **overview(
+                *(self.state, self._furthest, self._strategies, self._roster),
+                *(self._beats, self._holds.held_after, self._desk.now),
+            ),
+        }
 
     # ------------------------------------------------------------------------------------------------ registration
 
@@ -141,7 +189,9 @@ class Engine(Stops):
         if event.bare and arrival is Arrival.FIRST:
             self._bare[rank] = info
         self._began = self._began or event.began or event.bare
-        self._catch_up(rank, event.epoch)
+        self._links.take(event.link)
+        self._holds.registered(event)
+        self._catch_up(rank, max(event.epoch, event.link.epoch, event.link.unsettled))
         if event.doubt and not self._desk.doubt:
             self._take_doubt(event.doubt)
         if arrival is Arrival.NEWCOMER and (welcoming := self._welcoming) is not None:
@@ -244,6 +294,7 @@ class Engine(Stops):
     def _on_heartbeat(self, event: Heartbeat) -> None:
         if event.rank not in self._roster.alive:
             return
+        self._beats[event.rank] = event
         if self._roster.hear(event.rank, self._desk.now):
             self._desk.note(f"rank {event.rank} is heard again")
         if self.state is not State.RESUMING:  # who trains on already tells of steps that this incident does not lose
@@ -272,6 +323,7 @@ class Engine(Stops):
             self._left(rank)
             return
         roster.finish(rank)
+        self._holds.gone(rank)
         if not self._close_when_finished():
             self._gone(rank, "finished training")
 

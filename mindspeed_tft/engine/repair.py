@@ -39,6 +39,8 @@ NOTICED = REPAIRABLE | {"peer", "communication"}  # what ranks may say of others
 SPOILING = frozenset({"corrupted", "precision"})  # an update may have spread wrong numbers to every rank: rewound
 DAMAGING = frozenset({"memory", "corrupted"})  # the rank's own tensors may be damaged
 DIGEST = "digest:"  # before the id of a shard, in the result of an order
+MOVED = "moved:"  # before a transfer, in the result of a REPAIR; its value: "bytes seconds", as this rank saw it
+WRONG_SHARDS = "wrong shards, never a source: "  # how a note begins that names whose memory is not what it was
 
 Signature = tuple[int, tuple[tuple[str, int], ...]]  # S, and who is broken in which way
 
@@ -84,7 +86,7 @@ def note_corrupt(desk: Desk, agreement: Agreement) -> None:
     """Say loudly whose memory is not what it was: nobody else will."""
     if agreement.corrupt:
         told = some((f"rank {rank}: {agreement.offers[rank].reason}" for rank in agreement.corrupt), separator="; ")
-        desk.note(f"wrong shards, never a source: {told}", warn=True)
+        desk.note(f"{WRONG_SHARDS}{told}", warn=True)
 
 
 class Repair:
@@ -132,7 +134,7 @@ class Repair:
             if why := self._apart():
                 self.fail(why)
                 return
-            self._run(Stage.REGROUP, OrderKind.REGROUP, everybody, {})
+            self._run(Stage.REGROUP, OrderKind.REGROUP, everybody, self._desk.link_payload())
         elif self.stage is Stage.REGROUP:
             transfers = [str(transfer) for transfer in plan.transfers]
             self._run(Stage.REPAIR, OrderKind.REPAIR, plan.busy, {"transfers": transfers, **self._digests()})

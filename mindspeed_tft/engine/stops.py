@@ -16,9 +16,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mindspeed_tft.engine import link
 from mindspeed_tft.engine.agreement import completed
 from mindspeed_tft.engine.desk import Desk, Payload
 from mindspeed_tft.engine.dump import Dump
+from mindspeed_tft.engine.hold import OF_HELD, Holds
 from mindspeed_tft.engine.incident import EXIT_UNSAVED, NOBODY, Ending, Fault, Incident
 from mindspeed_tft.engine.planning import RewindPlan
 from mindspeed_tft.engine.reboot import Reboots, Replaced, describe
@@ -67,6 +69,8 @@ class Stops:
         if self._repairs is not None and "recover" in strategies:
             self._reboots = Reboots(self._desk, self._roster, deadlines, self._repairs)
         self._watch = Watch(self._desk, self._roster, deadlines)
+        self._holds = Holds(self._desk, self._roster, deadlines, issued)
+        link.offer(self._holds, self._desk, self._roster, deadlines)
         self._inquest: Inquest | None = None  # into ranks that do not report
         self._repair: Repair | None = None  # the try that is running
         self._number = 1  # of the incident
@@ -211,6 +215,7 @@ class Stops:
     def _lose(self, rank: int, message: str) -> None:
         last = self._roster.last_heard(rank)
         self._roster.lose(rank, message)
+        self._holds.gone(rank)
         if self._state is State.EXITING:  # it was told to leave: that is no fault
             self._left(rank)
             return
@@ -261,6 +266,7 @@ class Stops:
         told = self._roster.told
         self._desk.note(f"stopping {count(len(told), 'rank')}: {reason}")
         self._desk.stop(told, reason)
+        self._holds.stopped()
         self._decide_when_heard()
 
     def _stop_again(self, reason: str) -> None:
@@ -335,12 +341,16 @@ class Stops:
     def _tick_training(self) -> None:
         found = self._watch.look()
         if isinstance(found, Deadlock):
-            fault = Fault(self._desk.at, NOBODY, "link", found.message, own=False)
-            self._book_fault(fault, None)
-            self._desk.note(str(fault), warn=True)
-            self._stop(str(fault))
+            self._stop_for_link(found.message)
         elif found:
             self._stop("; ".join(str(fault) for fault in self._end(found)))
+
+    def _stop_for_link(self, why: str) -> None:
+        """No rank is to blame, but communication does not work."""
+        fault = Fault(self._desk.at, NOBODY, "link", why, own=False)
+        self._book_fault(fault, None)
+        self._desk.note(str(fault), warn=True)
+        self._stop(str(fault))
 
     def _end(self, hangs: list[Hang]) -> list[Fault]:
         """Processes that do not move any more are ended. Their end is seen like any other, and has a cause already."""
@@ -500,6 +510,8 @@ class Stops:
             return
         if order.kind is OrderKind.EXIT:
             self._left(order.rank)
+        elif order.kind in OF_HELD:
+            self._holds.done(order, event)
         elif (flow := self._flow) is not None:
             flow.done(order, event)
 
@@ -526,6 +538,7 @@ class Stops:
         if not first:
             return
         self._state = State.EXITING
+        self._holds.ended(self._summary)
         self._desk.enter("exit")
         self._deadline = self._desk.now + self._deadlines.exit
         self._desk.note(f"exit {ending.code}: {self._summary}")
@@ -550,6 +563,7 @@ class Stops:
     def _close(self) -> None:
         assert self._ending is not None
         self._state = State.CLOSED
+        self._holds.ended(self._summary)
         self._desk.enter("closed")
         self._desk.note(f"closed: {self._ending.outcome}")
         self._desk.put(Closed(self._ending.outcome, self._ending.step, self._summary))

@@ -64,6 +64,34 @@ class RankReport:
     saved: dict[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Wish:
+    """What operators want of all ranks at the end of a step. A later one replaces an earlier one as a whole.
+
+    Each hold and each save has an id of its own, from the same row of numbers as `id`: a rank that is held under one
+    goes on as soon as it hears a later wish without that very hold.
+    """
+
+    id: int = 0
+    hold: int = 0  # 0: nobody is to be held
+    hold_from: int = 0  # at the end of this step or of a later one
+    limit: float = 0.0  # seconds after which a rank that is held goes on by itself
+    save: int = 0  # 0: no checkpoint is wanted
+    save_from: int = 0
+    working: bool = False  # the hold is for what is done meanwhile, and ends with it: nobody wants a pause
+
+
+@dataclass(frozen=True)
+class LinkState:
+    """The network link of all collectives, as it was last kept: tested by all ranks."""
+
+    name: str = ""  # an interface, or several with commas between; "": the one that the backend chose at the start
+    before: str = ""  # the one before it
+    since: str = ""  # UTC, by the clock of a rank
+    epoch: int = 0  # of the groups that were built on it then; 0: never moved
+    unsettled: int = 0  # epoch of a move that this rank has begun since, and of which it knows no end
+
+
 # ------------------------------------------------------------------------------------------------- events
 
 
@@ -81,6 +109,10 @@ class Registered(Event):
     bare: bool = False  # it was started in the place of another process, and has none of its state yet
     doubt: str = ""  # why the numbers of all ranks may be wrong, as a `Stop` told this process
     began: bool = False  # it has begun a step: if this engine knows nothing of that, another one did
+    wish: Wish = field(default_factory=Wish)  # the last one that it heard, perhaps from an engine before this one
+    held: int = 0  # id of the hold that it is in; 0: none
+    held_at: int = 0  # the step after which
+    link: LinkState = field(default_factory=LinkState)
 
 
 @dataclass(frozen=True)
@@ -90,6 +122,7 @@ class Heartbeat(Event):
     phase: str
     waiting: bool = False  # some thread of the rank waits for an operation that needs its peers
     pulse: int = 0  # changes when the main thread's Python stack does; 0: unknown
+    checkpoint: int = 0  # the last step whose checkpoint this run has completed or loaded; 0: none
 
 
 @dataclass(frozen=True)
@@ -155,6 +188,51 @@ class OrderDone(Event):
 
 
 @dataclass(frozen=True)
+class Held(Event):
+    """A rank waits between two steps, because operators want it."""
+
+    rank: int
+    hold: int
+    step: int  # the last one that it has completed
+
+
+@dataclass(frozen=True)
+class Released(Event):
+    """A rank trains on after a hold."""
+
+    rank: int
+    hold: int
+
+
+@dataclass(frozen=True)
+class SavedStep(Event):
+    """The framework's own checkpoint of a step is complete, as operators wanted it."""
+
+    rank: int
+    save: int
+    step: int
+    path: str
+
+
+@dataclass(frozen=True)
+class Asked(Event):
+    """An operator asks for something. Answered by `Answer` with the same id, perhaps after some `Progress`."""
+
+    id: str
+    kind: str  # "pause", "resume", "dump", ...
+    args: dict[str, str] = field(default_factory=dict)
+    patience: float = 600.0  # seconds after which the operator wants an answer in any case
+    who: str = ""  # for the log
+
+
+@dataclass(frozen=True)
+class Withdrawn(Event):
+    """The operator does not wait for the answer any more: what was not done yet is not to be done."""
+
+    id: str
+
+
+@dataclass(frozen=True)
 class Tick(Event):
     """Time passed; deadlines are judged on ticks only."""
 
@@ -171,7 +249,9 @@ class OrderKind(str, Enum):
     WRITE_PART = "write_part"  # payload: step, directory, part, sources (shard id -> "self" or "rank:<r>"), digests
     PUBLISH = "publish"  # payload: step, directory, parts. Manifest, rename, tracker. Result: path, resume, exists
     DISCARD = "discard"  # payload: directory. Remove what a failed attempt left behind
-    REGROUP = "regroup"  # payload: step, epoch. Build all process groups anew under this epoch, with all ranks
+    # payload: step, epoch, and link (name, before, since, epoch) where the job was moved to another one. Build all
+    # process groups anew under this epoch, with all ranks
+    REGROUP = "regroup"
     # payload: step, digests, transfers ["shard|source rank|target rank", ...] in one order for everybody. Before a LOAD
     # the shard is "<part>/unowned": the tensors of the part that no optimizer owns and no checkpoint holds. For a
     # newcomer also "<part>/small": the small state of S (random states, counters, scheduler, scalers)
@@ -184,6 +264,11 @@ class OrderKind(str, Enum):
     # computed again, and saved again
     LOAD = "load"
     RESUME = "resume"  # payload: step. Train on with S + 1
+    # Orders to ranks that are held, and to all of them together
+    SAVE = "save"  # payload: step, after which they are held. The framework's own checkpoint of it. Result: path
+    # payload: act, and what it needs. "check": link. "move": link, epoch, seconds for one group. "test": seconds for
+    # all groups. "keep": link, as in REGROUP. A rank that cannot says so, and stays held
+    LINK = "link"
     EXIT = "exit"  # payload: code, summary. 75 saved, 76 unsaved; 78: only this rank, which is to be started again
 
 
@@ -228,6 +313,36 @@ class Kill(Action):
 
     rank: int
     pid: int
+
+
+@dataclass(frozen=True)
+class Tell(Action):
+    """What operators want, for these ranks. Who has heard it, or a later one, does nothing."""
+
+    wish: Wish
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Progress(Action):
+    """Something that an operator waits for gets on."""
+
+    id: str
+    text: str
+    done: int = 0
+    of: int = 0  # 0: not countable
+
+
+@dataclass(frozen=True)
+class Answer(Action):
+    """What came of an operator's request: `ok`, or refused or failed, for the reason in `text`."""
+
+    id: str
+    ok: bool
+    text: str
+    data: dict[str, str | int | float] = field(default_factory=dict)
+    late: bool = False  # not done in time, and withdrawn
+    lost: bool = False  # nobody is left here who could answer: ask again
 
 
 @dataclass(frozen=True)

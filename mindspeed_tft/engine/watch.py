@@ -183,6 +183,12 @@ class Watch:
         return max(shortest, FACTOR * max(usual, *list(self._times)[-LAST:]))
 
     @property
+    def step_seconds(self) -> float:
+        """Seconds that a step takes, the median of the last ones; 0 while that is not known."""
+        ordered = sorted(self._times)
+        return ordered[len(ordered) // 2] if ordered else 0.0
+
+    @property
     def _standing(self) -> float:
         """Seconds since the job moved last."""
         return self._desk.now - max(self._progress, self._since)

@@ -109,6 +109,10 @@ class SwappableGroup(ProcessGroup):
         """Shut the backend's connections; any thread may call. Returns how many were open."""
         return sockets.shut(self._sockets)
 
+    def ends(self) -> list[tuple[str, str]]:
+        """Local and remote address of each connection of the backend."""
+        return sockets.ends(self._sockets)
+
     def drop(self) -> Any:
         """Give up the backend; the caller destroys what is returned, which may take as long as a stuck operation."""
         inner, self._inner, self._sockets = self._inner, None, frozenset()
@@ -266,6 +270,7 @@ class GroupTable:
         self.audit: Audit | None = None  # what was started since the groups were rebuilt; None: nobody wants to know
         self.journal: start_up.Journal | None = None  # of this rank's start-up, for one that takes its place
         self.answers: start_up.Answers | None = None  # of a newcomer, whose groups have no backend yet
+        self.link = ""  # that backends are built on (`links`); "": the one that the backend itself chooses
         self._connection_errors = connection_errors
         self._groups: list[SwappableGroup] = []
         self._lock = threading.Lock()

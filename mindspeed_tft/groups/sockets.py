@@ -55,6 +55,25 @@ def shut(refs: frozenset[SocketRef]) -> int:
     return count
 
 
+def ends(refs: frozenset[SocketRef]) -> list[tuple[str, str]]:
+    """Local and remote address of each of these sockets that is connected."""
+    found = []
+    for ref in refs:
+        if _inode(ref.fd) != ref.inode:
+            continue
+        try:
+            sock = socket.socket(fileno=os.dup(ref.fd))
+        except OSError:
+            continue  # closed between the two looks
+        try:
+            found.append((str(sock.getsockname()[0]), str(sock.getpeername()[0])))
+        except OSError:
+            pass  # it listens, or is not connected any more
+        finally:
+            sock.close()
+    return found
+
+
 def _inode(fd: int) -> str | None:
     try:
         target = os.readlink(f"/proc/self/fd/{fd}")

@@ -8,8 +8,10 @@ hand-over, no cost), the latter on a helper thread while the caller sleeps on a 
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from datetime import timedelta
@@ -73,17 +75,21 @@ class Interrupted(Exception):
     """The wait ended because of an abort; the operation below may still be under way."""
 
 
-def wait_in_slices(work: Any, abort: Abort) -> None:
-    """Wait for a collective; raises what the operation raised, or `Interrupted` after an abort."""
+def wait_in_slices(work: Any, abort: Abort, until: float = math.inf) -> None:
+    """Wait for a collective; raises what the operation raised, or `Interrupted` after an abort.
+
+    `until`: the end of the wait, on the monotonic clock. Then what torch raised at the end of the last slice is raised,
+    and the operation may still be under way.
+    """
     me = threading.get_ident()
     _threads[me] = None
     try:
-        _wait_in_slices(work, abort)
+        _wait_in_slices(work, abort, until)
     finally:
         _threads.pop(me, None)
 
 
-def _wait_in_slices(work: Any, abort: Abort) -> None:
+def _wait_in_slices(work: Any, abort: Abort, until: float) -> None:
     while True:
         try:
             work.wait(SLICE)
@@ -94,6 +100,8 @@ def _wait_in_slices(work: Any, abort: Abort) -> None:
             if work.is_completed():
                 work.wait()  # the slice ended just before the operation did: its own end is what counts
                 return
+            if time.monotonic() >= until:
+                raise
         if abort.is_set:
             raise Interrupted(abort.reason)
 

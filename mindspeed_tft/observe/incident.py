@@ -1,4 +1,5 @@
-"""What an incident leaves behind: one JSON file with its timeline, and a log of events as JSON lines.
+"""What an incident leaves behind: one JSON file with its timeline, a page to look at, and a log of events as JSON
+lines.
 
 Written by the controller from the events and actions that pass through it; holds no opinion. A disk that is full or
 gone is said once and changes nothing else.
@@ -7,47 +8,29 @@ gone is said once and changes nothing else.
 from __future__ import annotations
 
 import collections
-import dataclasses
 import json
 import logging
-import os
-import platform
 import queue
 import threading
 import time
-from collections.abc import Callable
-from importlib import metadata
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from mindspeed_tft.engine import types as t
+from mindspeed_tft.observe import explain, page
+from mindspeed_tft.observe.files import page_of, write_atomic
+from mindspeed_tft.observe.report import Case, Items, Seen, as_dict
 
 log = logging.getLogger(__name__)
 
-SCHEMA = 1
 EVENTS_FILE = "events.jsonl"
-_PACKAGES = ("mindspeed_tft", "torch", "torch_npu", "megatron-core", "grpcio", "protobuf")
+_LEAD = 120.0  # seconds before a fault whose notes and looks at processes belong to its incident
 _MAX_KEPT = 500_000  # a reboot of 16,384 ranks in one try is 115,000
 _MAX_WAITING = 200_000
 _GATHER = 0.02  # seconds for which lines are gathered: thousands come at once, and each write to a file costs
 _BURST = 100  # lines in that time, while which the controller has better things to do than to write: so it waits
-_MAX_GATHER = 1.0  # but no longer
-
-
-def versions() -> dict[str, str]:
-    """Of what may matter to a reader of the incident; what is not installed is left out."""
-    found = {"python": platform.python_version(), "kernel": platform.release()}
-    for name in _PACKAGES:
-        try:
-            found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return found
-
-
-def as_dict(item: t.Event | t.Action) -> dict[str, Any]:
-    """The item with the name of its class, ready for JSON."""
-    return {"what": type(item).__name__, **vars(item)}
+_MAX_GATHER = 5.0  # but no longer: a controller that dies takes these lines with it
 
 
 _encode = json.JSONEncoder(default=vars).encode  # values are strings, numbers, their collections and plain data classes
@@ -62,6 +45,24 @@ def _lay_out(value: Any, depth: int = 0) -> str:
     if isinstance(value, list) and value:
         return "[" + ",".join(f"{before}{_encode(item)}" for item in value) + after + "]"
     return _encode(value)
+
+
+def _complete(content: dict[str, Any]) -> dict[str, Any]:
+    """With all that follows from it. What cannot be worked out must not cost the facts."""
+    try:
+        return explain.upgrade(content)
+    except Exception:
+        log.exception("an incident could not be worked out: its file has the bare facts")
+        return content
+
+
+def _write_page(incident: Path, content: dict[str, Any], text: str) -> None:
+    try:
+        rendered = page.render(content, incident.name, text)
+    except Exception:
+        log.exception("the page of %s could not be made; `tftctl explain` reads the file itself", incident)
+        return
+    write_atomic(page_of(incident), rendered)
 
 
 class _Pen(threading.Thread):
@@ -93,93 +94,49 @@ class _Pen(threading.Thread):
             log.warning("events or incidents cannot be written: %s; going on without", error)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Case:
-    """What was seen of one incident. Only the pen looks at it: for thousands of ranks it is a second of work."""
-
-    run: str
-    epoch: int
-    opened: float
-    offset: float
-    items: list[tuple[float, t.Event | t.Action]]
-    ranks: dict[int, t.RankInfo]
-
-    def report(self, outcome: str, step: int, summary: str, at: float) -> dict[str, Any]:
-        t0 = self.opened
-        notes = [(when, item) for when, item in self.items if isinstance(item, t.Note)]
-        return {
-            "schema": SCHEMA,
-            "run": self.run,
-            "epoch": self.epoch,
-            "opened": t0 + self.offset,
-            "closed": at + self.offset,
-            "outcome": outcome,
-            "step": step,
-            "summary": summary,
-            "decision": [note.text for _, note in notes if note.stage.startswith(("decide", "decision", "plan"))],
-            "seconds": stage_seconds([(when, note.stage) for when, note in notes], t0, at),
-            "timeline": [
-                {"t": round(when - t0, 6), "stage": note.stage, "text": note.text, "warn": note.warn}
-                for when, note in notes
-            ],
-            "faults": [
-                {"t": round(when - t0, 6), **as_dict(item)}
-                for when, item in self.items
-                if isinstance(item, (t.FaultSeen, t.RankLost))
-            ],
-            "stops": [
-                {"t": round(when - t0, 6), **as_dict(item)} for when, item in self.items if isinstance(item, t.Stop)
-            ],
-            "reports": [
-                {"t": round(when - t0, 6), **vars(item.report)}
-                for when, item in self.items
-                if isinstance(item, t.Reported)
-            ],
-            "orders": self._orders(t0),
-            "ranks": [vars(self.ranks[rank]) for rank in sorted(self.ranks)],
-            "versions": versions(),
-        }
-
-    def _orders(self, t0: float) -> list[dict[str, Any]]:
-        done = {item.order: (when, item) for when, item in self.items if isinstance(item, t.OrderDone)}
-        found: list[dict[str, Any]] = []
-        for when, item in self.items:
-            if isinstance(item, t.Order):
-                entry: dict[str, Any] = {"t": round(when - t0, 6), **as_dict(item)}
-                if item.id in done:
-                    end, answer = done[item.id]
-                    entry.update(seconds=round(end - when, 6), ok=answer.ok, message=answer.message)
-                    entry["result"] = answer.result
-                found.append(entry)
-        return found
-
-
 class Recorder:
     """Collects an incident while it goes on. Times of events are monotonic; `wall` moves them to the calendar."""
 
-    def __init__(self, directory: str | Path, run: str) -> None:
+    def __init__(self, directory: str | Path, run: str, job: Mapping[str, str] | None = None) -> None:
+        """`job`: what the ranks say of it (layout, dtype, replicas, ...), for the reader of an incident."""
         self._directory = Path(directory)
-        self._run = run
+        self._run, self._job = run, dict(job or {})
         self._offset = time.time() - time.monotonic()
         self._pen = _Pen()
         self._ranks: dict[int, t.RankInfo] = {}
+        self._beats: dict[int, t.Heartbeat] = {}  # the last one of each rank
+        self._lead: collections.deque[tuple[float, t.Event | t.Action]] = collections.deque(maxlen=100)
         self._lines: collections.deque[tuple[float, t.Event | t.Action]] = collections.deque()  # for the log of events
         self._writing = False  # the pen will come for them
         self._reset()
 
     def _reset(self) -> None:
         self._opened: float | None = None
-        self._epoch = 0
-        self._items: list[tuple[float, t.Event | t.Action]] = []
+        self._epoch = self._first_epoch = 0
+        self._items: Items = []
+        self._before = Seen()
 
     @property
     def open(self) -> bool:
         """True from the first sign of a fault until the incident is closed."""
         return self._opened is not None
 
+    @property
+    def step(self) -> int:
+        """The last step that any rank told of; 0: none."""
+        return max((beat.step for beat in list(self._beats.values())), default=0)
+
+    @property
+    def incident(self) -> int:
+        """The epoch of the first stop of the incident that is open, as ranks name it too; 0: there is none."""
+        return self._first_epoch
+
     def event(self, event: t.Event) -> None:
         """Something happened."""
-        if isinstance(event, (t.Tick, t.Heartbeat)):
+        if isinstance(event, t.Heartbeat):  # thousands a second
+            self._beats[event.rank] = event
+            return
+        if isinstance(event, t.Tick):
             return
         if isinstance(event, t.Registered):
             self._ranks[event.info.rank] = event.info
@@ -192,6 +149,7 @@ class Recorder:
         if isinstance(action, t.Stop):
             self._open(at)
             self._epoch = action.epoch
+            self._first_epoch = self._first_epoch or action.epoch
         self._keep(at, action)
 
     def close(self, closed: t.Closed, at: float, engine: dict[str, object], timeout: float = 5.0) -> Path | None:
@@ -226,20 +184,26 @@ class Recorder:
         self, outcome: str, step: int, summary: str, at: float, engine: dict[str, object]
     ) -> tuple[Path, queue.SimpleQueue[Path]]:
         assert self._opened is not None
-        case = _Case(self._run, self._epoch, self._opened, self._offset, self._items, dict(self._ranks))
+        case = Case(
+            *(self._run, self._epoch, self._opened, self._offset, self._items, dict(self._ranks)),
+            before=self._before,
+            job=self._job,
+        )
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._opened + self._offset))
         path = self._directory / f"incident-{stamp}-{self._epoch}.json"
         self._reset()
         written: queue.SimpleQueue[Path] = queue.SimpleQueue()
 
         def write() -> None:
-            text = _lay_out({**case.report(outcome, step, summary, at), "engine": engine})
+            content = _complete({**case.report(outcome, step, summary, at), "engine": engine})
+            text = _lay_out(content)
             target = path
             self._directory.mkdir(parents=True, exist_ok=True)
             while target.exists():  # a second incident in the same second, or another job in the same directory
                 target = target.with_name(f"{target.stem}x.json")
             write_atomic(target, text)
             written.put(target)
+            _write_page(target, content, text)
 
         self._pen.submit(write)
         return path, written
@@ -247,10 +211,18 @@ class Recorder:
     def _open(self, at: float) -> None:
         if self._opened is None:
             self._opened = at
+            lead = [(when, item) for when, item in self._lead if at - _LEAD <= when < at]
+            self._items = [
+                (when, item) for when, item in self._lead if when >= at
+            ]  # the first words of this very moment
+            self._lead.clear()
+            self._before = Seen(dict(self._ranks), dict(self._beats), lead)
 
     def _keep(self, at: float, item: t.Event | t.Action) -> None:
         if self.open and len(self._items) < _MAX_KEPT:
             self._items.append((at, item))
+        elif isinstance(item, (t.Note, t.Examined)):
+            self._lead.append((at, item))
         if len(self._lines) >= _MAX_WAITING:
             self._pen.complain("the file system does not keep up")
             return
@@ -276,22 +248,3 @@ class Recorder:
         self._directory.mkdir(parents=True, exist_ok=True)
         with open(self._directory / EVENTS_FILE, "a") as file:
             file.write("".join(lines))
-
-
-def stage_seconds(stages: list[tuple[float, str]], start: float, end: float) -> dict[str, float]:
-    """Seconds spent in each stage: from its note to the next note of another stage. The total is from fault to end."""
-    found: dict[str, float] = {}
-    for index, (when, stage) in enumerate(stages):
-        until = stages[index + 1][0] if index + 1 < len(stages) else end
-        found[stage] = found.get(stage, 0.0) + until - when
-    return {stage: round(seconds, 6) for stage, seconds in {**found, "total": end - start}.items()}
-
-
-def write_atomic(path: Path, text: str) -> None:
-    """The whole file or none of it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    with open(temporary, "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.rename(temporary, path)

@@ -7,7 +7,7 @@ device abstraction for models: it holds only what recovery needs, and it grows o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, ClassVar, Literal
 
@@ -29,6 +29,7 @@ class Platform(ABC):
     name: ClassVar[str]  # as in --tft-platform
     backend: ClassVar[str]  # of torch.distributed
     device_type: ClassVar[str]  # of the tensors: torch.device(device_type)
+    links: ClassVar[tuple[str, ...]] = ()  # that the device has itself; all others are network interfaces of the host
 
     @abstractmethod
     def why_unavailable(self) -> str | None:
@@ -122,3 +123,19 @@ class Platform(ABC):
         or what the others read is damaged and nobody says so.
         """
         return 0
+
+    # ------------------------------------------------------- another link, between two steps
+
+    def why_no_link(self, link: str) -> str | None:
+        """Why the device's communication cannot use `link` ("": as at the start), and the remedy; None when it can, or
+        when only the host knows."""
+        return None
+
+    def switch_link(self, link: str, ranks: Sequence[int]) -> bool:
+        """Let the device's communication use `link` from now on; all `ranks` of the job call it, none communicates.
+        True: done, on the groups as they are. False: it counts for groups that are built from now on.
+
+        Raises:
+            RuntimeError: the device refuses.
+        """
+        return False

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -12,6 +13,8 @@ from mindspeed_tft.platforms import cuda_names
 from mindspeed_tft.platforms.base import Platform
 
 _BESIDE: dict[int, Any] = {}  # device to the stream of what runs beside training
+_INTERFACE = "NCCL_SOCKET_IFNAME"
+_STARTED_WITH: dict[str, str | None] = {}  # what the environment said before the first switch
 
 
 class CudaPlatform(Platform):
@@ -60,6 +63,18 @@ class CudaPlatform(Platform):
 
     def memory_allocated(self) -> int:
         return torch.cuda.memory_allocated()
+
+    def switch_link(self, link: str, ranks: Sequence[int]) -> bool:
+        """nccl reads the name of its interface when a communicator is made."""
+        _STARTED_WITH.setdefault(_INTERFACE, os.environ.get(_INTERFACE))
+        first = _STARTED_WITH[_INTERFACE]
+        if link:
+            os.environ[_INTERFACE] = f"={link}"  # exactly these: without the sign they are beginnings of names
+        elif first is not None:
+            os.environ[_INTERFACE] = first
+        else:
+            os.environ.pop(_INTERFACE, None)
+        return False
 
     def default_streams(self) -> None:
         torch.cuda.set_stream(torch.cuda.default_stream())

@@ -11,7 +11,7 @@ import inspect
 import logging
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -37,7 +37,10 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch_npu.npu.restart_device": ("device_id", "rebuild_all_resources"),
     "torch_npu.npu._recovery.update_npu_tensor_to_safe": ("tensor_obj",),
     "torch_npu.distributed.reinit_process_group": ("group", "rebuild_link"),
+    "torch_npu.npu._comm_switch_nic": ("ranks", "useBackup"),
 }
+_SWITCH = "torch_npu.npu._comm_switch_nic"  # not needed for a repair
+MAIN, BACKUP = "main", "backup"  # the two links that hccl knows for each device
 
 # What check_uce_in_memory returns after a memory error. Codes that are not here prove nothing: the memory is lost.
 DAMAGE: dict[int, Damage] = {
@@ -60,9 +63,11 @@ class NpuPlatform(Platform):
     name = "npu"
     backend = "hccl"
     device_type = "npu"
+    links = (MAIN, BACKUP)
 
     def __init__(self) -> None:
         self._device: int | None = None  # this rank's, as `claim_device` found it
+        self._switched = False  # hccl was told of a link once
 
     def why_unavailable(self) -> str | None:
         if importlib.util.find_spec("torch_npu") is None:
@@ -97,7 +102,8 @@ class NpuPlatform(Platform):
                 f"{_CACHING_OFF}={environ[_CACHING_OFF]} turns the caching allocator off, which alone knows whether a"
                 " damaged address belongs to a tensor (unset it)"
             )
-        missing = [text for name, parameters in NAMES.items() if (text := _missing(name, parameters))]
+        needed = {name: parameters for name, parameters in NAMES.items() if name != _SWITCH}
+        missing = [text for name, parameters in needed.items() if (text := _missing(name, parameters))]
         if missing:
             return f"the installed torch_npu does not have {', '.join(missing)} (install a version that has)"
         return None
@@ -142,6 +148,25 @@ class NpuPlatform(Platform):
             _call("torch_npu.npu._recovery.update_npu_tensor_to_safe", tensor_obj=tensor)
             count += 1
         return count
+
+    # ------------------------------------------------------------------------------------------- another link
+
+    def why_no_link(self, link: str) -> str | None:
+        if link not in ("", *self.links):
+            return f"link {link!r}: hccl knows the links {MAIN} and {BACKUP} of a device, and no names of interfaces"
+        if text := _missing(_SWITCH, NAMES[_SWITCH]):
+            return f"the installed torch_npu does not have {text} (install a version that has)"
+        return None
+
+    def switch_link(self, link: str, ranks: Sequence[int]) -> bool:
+        """hccl moves its communicators itself. Every rank names all of them: communicators contain both ends."""
+        if link in ("", MAIN) and not self._switched:
+            return True
+        self._switched = True
+        backup = [link == BACKUP] * len(ranks)
+        if not _call("torch_npu.npu._comm_switch_nic", ranks=list(ranks), useBackup=backup):
+            raise RuntimeError(f"hccl could not move all of its groups to the {link or MAIN} link")
+        return True
 
 
 def _call(name: str, /, **arguments: Any) -> Any:

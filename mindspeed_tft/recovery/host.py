@@ -33,8 +33,9 @@ class Host(Protocol):
     def stopped(self) -> None:
         """Training stopped. Give up what this rank does in the background: from here on nobody but orders writes."""
 
-    def commit(self, step: int) -> None:
-        """The commit collective over all ranks. Returns only if every rank entered it for the same step."""
+    def commit(self, step: int, hold: int = 0, save: int = 0) -> tuple[int, int]:
+        """The commit collective over all ranks. Returns only if every rank entered it for the same step: the highest
+        `hold` and the highest `save` that any of them brought."""
 
     def small_state(self, step: int) -> SmallState:
         """The small state as it is now, taken for the end of `step`."""
@@ -62,15 +63,26 @@ class Host(Protocol):
     def damage(self) -> Damage:
         """What a memory error of this rank's device has hit, once everything that the broken step held is released."""
 
-    def regroup(self, epoch: int) -> None:
-        """Build every process group anew under `epoch`, together with all ranks."""
+    def regroup(self, epoch: int, link: str) -> None:
+        """Build every process group anew under `epoch`, together with all ranks, on `link` ("": the default one)."""
 
-    def send_shard(self, shard: str, target: int) -> None:
-        """Send own shard to a rank over the new groups, with its hash. "<part>/unowned" names the tensors of the part
-        that no optimizer owns."""
+    def check_link(self, link: str) -> list[str]:
+        """Addresses of this rank on a link that groups may be moved to. RuntimeError: it cannot use it, and why."""
 
-    def receive_shard(self, shard: str, source: int) -> None:
-        """Take a shard from a rank, check its hash, and put it in the place of the own one."""
+    def move_groups(self, link: str, epoch: int, seconds: float) -> None:
+        """Between two steps: build every process group anew on `link` under `epoch`, together with all ranks, of which
+        none communicates. `seconds`: for one group. RuntimeError: it cannot be done; then no group works any more."""
+
+    def test_groups(self, seconds: float) -> dict[str, str]:
+        """All-reduce on every group, together with all ranks, in so many seconds. Result: groups, bytes, seconds.
+        RuntimeError: a group does not work, or does not use its link."""
+
+    def send_shard(self, shard: str, target: int) -> int:
+        """Send own shard to a rank over the new groups, with its hash; returns the bytes. "<part>/unowned" names the
+        tensors of the part that no optimizer owns."""
+
+    def receive_shard(self, shard: str, source: int) -> int:
+        """Take a shard from a rank, check its hash, and put it in the place of the own one; returns the bytes."""
 
     def load(self, step: int) -> None:
         """Load the checkpoint of `step` on all ranks together, and put everything that training touched since back to
@@ -80,8 +92,8 @@ class Host(Protocol):
         """Put everything that a broken step touched to the end of `state.step`; ends with a gather of all ranks.
         `again`: the batches of the broken step have to come once more."""
 
-    def send_state(self, state: SmallState, target: int) -> None:
-        """Send a small state to a newcomer of the same part over the new groups."""
+    def send_state(self, state: SmallState, target: int) -> int:
+        """Send a small state to a newcomer of the same part over the new groups; returns the bytes."""
 
     def receive_state(self, source: int) -> SmallState:
         """Take the small state of a rank of the same part."""

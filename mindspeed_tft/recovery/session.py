@@ -18,19 +18,22 @@ from typing import Any, Generic, NoReturn, Protocol, TypeVar
 
 from mindspeed_tft.engine.incident import EXIT_UNDECIDED
 from mindspeed_tft.engine.repair import DIGEST
-from mindspeed_tft.engine.types import Commit, Deadlines, Order, OrderKind, RankInfo, RankReport, Update
+from mindspeed_tft.engine.types import Commit, Deadlines, LinkState, Order, OrderKind, RankInfo, RankReport, Update
 from mindspeed_tft.groups import CommunicationAborted
+from mindspeed_tft.observe import logs
 from mindspeed_tft.recovery import files
+from mindspeed_tft.recovery.hold import Boundary, HoldBroken, Line
 from mindspeed_tft.recovery.host import Host
+from mindspeed_tft.recovery.link import Links
 from mindspeed_tft.recovery.record import SmallState, StepRecord
 from mindspeed_tft.recovery.stamps import Stamps
+from mindspeed_tft.recovery.transfers import Courier
 
 log = logging.getLogger(__name__)
 
 # After a memory error the device is asked what was hit.
 _KIND_OF_DAMAGE = {"none": "memory-low", "some": "memory", "lost": "device"}
 
-SMALL_STATE = "/small"  # end of the name under which a part's small state is transferred like a shard
 MAX_WAITS = 5  # one more than the engine renews its waiting: our limit only guards against its absence
 WHOLE = "whole"  # where the manifest of a dump expects a part: the files that belong to none
 DUMP_PREFIX = ".tft-dump-"  # hidden beside the checkpoints: no tool that lists them takes it for one
@@ -50,11 +53,11 @@ class ShardChanged(RuntimeError):
     """A shard of this rank does not have the hash that it had after its last update: a bit of its memory flipped."""
 
 
-class Link(Protocol):
+class Link(Line, Protocol):
     """The part of `control.processor.Processor` that a session uses."""
 
     step: int
-    phase: str
+    checkpoint: int
 
     @property
     def connected(self) -> bool: ...
@@ -65,8 +68,7 @@ class Link(Protocol):
     def parked(self) -> str: ...
     def fault(self, kind: str, message: str, own: bool) -> None: ...
     def report(self, report: RankReport) -> None: ...
-    def next_order(self, timeout: float) -> Order | None: ...
-    def order_done(self, order_id: int, ok: bool, message: str = "", result: dict[str, str] | None = None) -> None: ...
+    def tell_link(self, state: LinkState) -> None: ...
     def wait_stop(self, timeout: float, after: int = 0) -> bool: ...
     def resumed(self) -> None: ...
     def close(self, timeout: float = 5.0) -> None: ...
@@ -107,6 +109,9 @@ class Session(Generic[HostT]):
         self._looking = False  # for a controller, after a fault
         self._newcomer = False  # in the place of a process that died, and without its state so far
         self._given: SmallState | None = None  # by a rank of the same part
+        self.boundary = Boundary(link, lambda: self._stopping, deadlines.order)
+        self.links = Links(host, link.tell_link)
+        self.boundary.works[OrderKind.LINK] = self._relink
 
     # ----------------------------------------------------------------------------- stamps on the step path
 
@@ -129,7 +134,7 @@ class Session(Generic[HostT]):
         record.skipped = skipped
         record.commit = Commit.ENTERED
         self.link.phase = "commit"
-        self.host.commit(record.step)
+        self.boundary.agree(*self.host.commit(record.step, *self.boundary.offer(record.step)))
         record.commit = Commit.PASSED
         self.link.phase = "update"
 
@@ -176,6 +181,11 @@ class Session(Generic[HostT]):
     @property
     def _stopping(self) -> bool:
         return self.link.stop_epoch > self._resumed
+
+    @property
+    def resumed(self) -> int:
+        """The last stop that was answered by training on; 0: none."""
+        return self._resumed
 
     @property
     def ending(self) -> bool:
@@ -244,7 +254,7 @@ class Session(Generic[HostT]):
             return "precision" if exc.mine else "peer"
         if isinstance(exc, ShardChanged):
             return "memory"
-        return "peer" if isinstance(exc, CommunicationAborted) else self._classify(text)
+        return "peer" if isinstance(exc, (CommunicationAborted, HoldBroken)) else self._classify(text)
 
     def join(self) -> None:
         """Take part in the recovery that this process was started for. Returns when training is to go on.
@@ -312,6 +322,7 @@ class Session(Generic[HostT]):
         # A repair may take what a dump may, and fail, and be followed by a dump.
         # Where newcomers are waited for, that comes before it, and all time begins anew after each further loss.
         self.link.phase = "stopped"
+        self.boundary.forget()
         self.host.stopped()
         deadlines = self.deadlines
         once = deadlines.stop + deadlines.dump + deadlines.reboot
@@ -382,7 +393,8 @@ class Session(Generic[HostT]):
             return {}
         if kind is OrderKind.REGROUP:
             self._epoch = int(payload["epoch"])
-            self.host.regroup(self._epoch)
+            self.links.settle(payload.get("link"))
+            self.host.regroup(self._epoch, self.links.state.name)
             return {}
         if kind is OrderKind.REPAIR:
             transfers = [str(transfer) for transfer in payload["transfers"]]
@@ -399,32 +411,26 @@ class Session(Generic[HostT]):
             return {}
         raise ValueError(f"unknown order {kind}")
 
+    def _relink(self, order: Order) -> dict[str, str]:
+        """While this rank is held."""
+        self.first_step = True  # over new groups: audited as after a repair, where they were built anew
+        return self.links.carry_out(order)
+
     def _repair(self, step: int, transfers: list[str], digests: Mapping[str, str]) -> dict[str, str]:
         """Send and take shards, in the order in which all ranks have them: nobody waits for somebody who waits.
         `digests`: the right ones, by shard, as far as they are known."""
-        taken: list[str] = []
-        given: list[str] = []
+        courier = Courier(self.host, self.info.rank, lambda: self._state_of(step))
         for transfer in transfers:
-            shard, source, target = transfer.split("|")
-            small = shard.endswith(SMALL_STATE)
-            if int(source) == self.info.rank and small:
-                self.host.send_state(self._state_of(step), int(target))
-            elif int(source) == self.info.rank:
-                self.host.send_shard(shard, int(target))
-                given.append(shard)
-            elif int(target) == self.info.rank and small:
-                self._given = self.host.receive_state(int(source))
-            elif int(target) == self.info.rank:
-                self.host.receive_shard(shard, int(source))
-                taken.append(shard)
-        self._still([*given, *taken], digests)
-        if set(self.info.holds) <= set(taken):
+            courier.carry(transfer)
+        self._given = courier.small or self._given
+        self._still([*courier.given, *courier.taken], digests)
+        if set(self.info.holds) <= set(courier.taken):
             self.record.given(step)
             self._damaged = False
-        if taken := [shard for shard in taken if shard in self.info.holds]:
+        if taken := [shard for shard in courier.taken if shard in self.info.holds]:
             now = self._hashes()
             self.stamps.keep({shard: now[shard] for shard in taken if shard in now})
-        return {"taken": ",".join(taken)}
+        return {"taken": ",".join(taken), **courier.told}
 
     def _roll_back(self, step: int, joined: bool) -> dict[str, str]:
         if self._damaged:
@@ -546,7 +552,7 @@ class Session(Generic[HostT]):
     def _leave(self, code: int, message: str) -> NoReturn:
         """End this process at once: threads that are stuck in an aborted operation must not hold it."""
         if message:
-            print(f"mindspeed_tft: {message}", file=sys.stderr)
+            logs.say(message, sys.stderr)
         self.link.close()
         logging.shutdown()
         sys.stdout.flush()

@@ -53,3 +53,15 @@ def test_an_unbroken_run_has_the_bytes_of_megatron_alone(
     if on:
         assert "shard 0 on positions [0, 2]; shard 1 on positions [1, 3]" in log
         assert "= 12.000 bytes a parameter (formula 12;" in log
+        logged, said = own_lines(log)
+        assert sorted(logged) == [("rank", str(rank)) for rank in range(4)], "one line a rank, and none per step"
+        # What concerns the job, once, by rank 0.
+        facts = ("high availability is on", "N = ", "memory: ", "hosts: ", "note: ", "memory measured on rank 0")
+        assert len(said) == len(facts) and all(text.startswith(fact) for text, fact in zip(said, facts, strict=True))
+
+
+def own_lines(log: str) -> tuple[list[tuple[str, str]], list[str]]:
+    """Who logged at INFO (rank and number, or relay or controller and host), and what was said to the user."""
+    lines = [line.removeprefix("[mindspeed_tft") for line in log.splitlines() if line.startswith("[mindspeed_tft")]
+    logged = [(line.split()[0], line.split()[1].rstrip("]")) for line in lines if " INFO " in line]
+    return logged, [line.removeprefix("] ") for line in lines if line.startswith("] ")]

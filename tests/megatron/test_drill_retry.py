@@ -5,9 +5,11 @@ The few that run always damage memory and cut links; marker `full` runs the matr
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from itertools import product
+from pathlib import Path
 
 import pytest
 
@@ -61,6 +63,16 @@ def test_damaged_memory_is_rebuilt_from_a_replica(retry: Callable[..., Drilled])
     assert seconds["detect"] < 1.0
     assert all(seconds[stage] is not None for stage in ("stop", "regroup", "repair", "rollback", "first_step", "total"))
     assert (seconds["reboot"], seconds["dump"]) == (None, None)
+    # The incident tells who gave what, how much of it and how fast, and how to rehearse that.
+    file = Path(found.report["incident"])
+    incident = json.loads(file.read_text())
+    (moved,) = incident["transfers"]
+    assert (moved["shard"], moved["source"], moved["target"], moved["ok"]) == ("tp0-pp0/dense/1", 3, 1, True)
+    assert moved["bytes"] > 200_000 and moved["gb_per_s"] > 0
+    assert incident["reproduce"]["command"].endswith(
+        f"--preset retry --layout dp4 --dtype fp32 --fault {fault} --steps 12"
+    )
+    assert "Rank 1 on host" in file.with_suffix(".html").read_text()
 
 
 def test_a_broken_link_is_made_anew(retry: Callable[..., Drilled]) -> None:

@@ -12,19 +12,26 @@ from mindspeed_tft.engine.repair import DIGEST
 from mindspeed_tft.engine.types import (
     Commit,
     FaultSeen,
+    Held,
     Order,
     OrderDone,
     OrderKind,
     RankFinished,
     RankInfo,
     RankReport,
+    Released,
     Reported,
+    SavedStep,
     Update,
+    Wish,
 )
 
 from .disk import PartFile, Saved, Version
 from .shards import Shards, of
 from .world import REPAIRING, TOGETHER, Collective, Job, Link
+
+LONGEST_HOLD = 30.0  # seconds, where a rank does not know for how long
+GRACE = 2.0  # seconds in which the engine ends a hold for all ranks
 
 
 class SimRank(Shards):
@@ -65,6 +72,10 @@ class SimRank(Shards):
         self.newcomer, self.starting = newcomer, newcomer
         self.bare = newcomer  # has not trained yet
         self.began = False  # a step, in this process
+        self.wish = Wish()  # of operators, as it heard last
+        self.agreed = (0, 0)  # in the commit of this step: a hold, a save
+        self.in_hold = (0, 0)  # the hold that it is in, and after which step
+        self._behind = (0, 0)  # the last hold and the last save
         self.doubt = ""  # why numbers may be wrong, as it was told
         self._said_before = 0  # its running order began
         self.known_at = float("inf")  # when the engine heard of it
@@ -108,6 +119,8 @@ class SimRank(Shards):
             self.hold()
             return
         self.inside = self.job.collective(self, name)
+        if name == "commit":
+            self.inside.offers.append(self._offer())
         self._reach(name)
         if self.inside is not None:  # else the fault took it out again
             self.inside.arrive(self)
@@ -168,7 +181,48 @@ class SimRank(Shards):
         self.saved[self.step] = self._digests()
         self._stamp()
 
+    # ------------------------------------------------------------------------------------------------ operators
+
+    def _offer(self) -> tuple[int, int]:
+        wish, (hold, save) = self.wish, self._behind
+        return (
+            wish.hold if wish.hold > hold and self.step >= wish.hold_from else 0,
+            wish.save if wish.save > save and self.step >= wish.save_from else 0,
+        )
+
+    def hear_wish(self, wish: Wish) -> None:
+        if self.alive and not self.hung and wish.id > self.wish.id:
+            self.wish = wish
+            if self.in_hold[0] and wish.id > self.in_hold[0] != wish.hold:
+                self._leave_hold()
+
     def _next_step(self) -> None:
+        (hold, save), self.agreed = self.agreed, (0, 0)
+        if save:
+            self._behind = (self._behind[0], save)
+            self.job.say(self, SavedStep(0.0, self.number, save, self.step, f"/save/{self.step}"))
+        if hold and not self.stopping:
+            self.in_hold = (hold, self.step)
+            self.job.holds(self)
+            self.job.say(self, Held(0.0, self.number, hold, self.step))
+            self.job.reach(self, "held")
+            if not self.alive or self.in_hold[0] != hold:
+                return  # of the fault that was waiting here
+            if self.wish.id > hold != self.wish.hold:
+                self._leave_hold()
+            else:
+                limit = self.wish.limit if self.wish.hold == hold else LONGEST_HOLD
+                self.job.then(self, limit + GRACE, lambda: self._leave_hold() if self.in_hold[0] == hold else None)
+        else:
+            self._go_on_training()
+
+    def _leave_hold(self) -> None:
+        hold, self.in_hold = self.in_hold[0], (0, 0)
+        self._behind = (hold, self._behind[1])
+        self.job.say(self, Released(0.0, self.number, hold))
+        self._go_on_training()
+
+    def _go_on_training(self) -> None:
         if self.step < self.job.scenario.last_step:
             self.begin_step()
         elif not self.stopping:
@@ -195,6 +249,8 @@ class SimRank(Shards):
         """As a session stamps it."""
         if self.held:
             return "stopped"
+        if self.in_hold[0]:
+            return "held"
         if self.resting:
             return "between-steps"
         if self.commit is not Commit.PASSED:
@@ -303,7 +359,7 @@ class SimRank(Shards):
         self._then(0.05, self._abort)
 
     def _abort(self) -> None:
-        if self.inside is not None:
+        if self.inside is not None or self.in_hold[0]:
             self.life += 1
             self._leave_collective()
             self.hold()
@@ -318,6 +374,7 @@ class SimRank(Shards):
         if self.held or self.hung:
             return
         self.held = self.stopping = True
+        self.agreed = self.in_hold = (0, 0)
         self.life += 1
         self._then(0.05, self._report)
 
@@ -360,6 +417,12 @@ class SimRank(Shards):
             answer = self._answers[order.id]
             if answer is not None:
                 self.job.say(self, answer)
+            return
+        if order.kind is OrderKind.SAVE:
+            if self.in_hold[0]:
+                done = OrderDone(0.0, self.number, order.id, True, "", {"path": f"/save/{self.step}"})
+                self._answers[order.id] = done
+                self.job.say(self, done)
             return
         self._answers[order.id] = None
         self.told_to_leave = self.told_to_leave or order.kind is OrderKind.EXIT

@@ -133,6 +133,15 @@ class Weather:
 
 
 @dataclass(frozen=True)
+class Request:
+    """An operator asks for something at a time, in seconds; "withdraw": he does not wait for the one before."""
+
+    at: float
+    kind: str
+    args: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Agent:
     """What starts dead processes again, each within a few seconds but for these chances."""
 
@@ -164,6 +173,7 @@ class Scenario:
     watch: bool = False  # hangs are looked for
     hashes: str = ""  # of shards: "": none; "stop": when a rank reports; "step": after each update, too
     uneven: bool = False  # steps take very different times, with long pauses between some
+    requests: tuple[Request, ...] = ()  # of operators
 
     @property
     def online(self) -> bool:

@@ -14,6 +14,8 @@ from mindspeed_tft.engine.incident import EXIT_REBORN
 from mindspeed_tft.engine.machine import Engine, State
 from mindspeed_tft.engine.types import (
     Action,
+    Answer,
+    Asked,
     Closed,
     Event,
     Examine,
@@ -30,13 +32,27 @@ from mindspeed_tft.engine.types import (
     Registered,
     Reported,
     Stop,
+    Tell,
     Tick,
     Update,
+    Withdrawn,
 )
 
 from .disk import Disk
 from .job import SimRank
-from .layout import CLOCK_FAULTS, DEADLINES, HANGS, JUMP, SPOILING_FAULTS, SUSPENDED, TICK, Fault, Scenario, Weather
+from .layout import (
+    CLOCK_FAULTS,
+    DEADLINES,
+    HANGS,
+    JUMP,
+    SPOILING_FAULTS,
+    SUSPENDED,
+    TICK,
+    Fault,
+    Request,
+    Scenario,
+    Weather,
+)
 from .world import Collective, Meeting
 
 DIRTY = Update.DIRTY
@@ -72,6 +88,9 @@ class Simulation:
         self._leaderless = False
         self._ends: dict[SimRank, Event] = {}  # of processes, as their relays tell them again
         self.killed: list[SimRank] = []  # because they hang
+        self.asked: list[str] = []  # requests of operators that an engine heard
+        self.answers: dict[str, Answer] = {}
+        self._held_at: dict[tuple[int, int], int] = {}  # hold and epoch of the groups -> the step
         self.furthest = 0  # the last step whose gradients were final everywhere, since the last rewind
         self.spoils: dict[str, int] = {}  # what was spoiled, and since which step
         self._told: dict[str, int] = {}  # of these, what the engine knew after which stop
@@ -115,6 +134,8 @@ class Simulation:
         for rank in self.ranks:
             self.after(self.jitter(0.2), lambda rank=rank: self._start(rank))
         self.after(TICK, self._tick)
+        for number, request in enumerate(self.scenario.requests):
+            self.after(request.at, lambda number=number, request=request: self._ask(number, request))
         limit = 300.0 if self.scenario.agent is None and not self.scenario.uneven else 3000.0
         queue, pop = self._queue, heapq.heappop
         with _no_collection():
@@ -150,8 +171,9 @@ class Simulation:
         if not rank.alive or unheard or (rank.hung and not self.scenario.watch):
             return
         if not rank.hung or rank.frozen == "stick":
-            waiting = rank.inside is not None
-            self.say(rank, Heartbeat(0.0, rank.number, rank.step, rank.phase, waiting, hash(waiting)))
+            waiting = rank.inside is not None or rank.in_hold[0] > 0
+            last = max(rank.checkpoints, default=0)
+            self.say(rank, Heartbeat(0.0, rank.number, rank.step, rank.phase, waiting, hash(waiting), last))
             self._last_beat[rank] = self.now
         elif (quiet := self.now - self._last_beat.get(rank, self.now)) >= DEADLINES.heartbeat_lost:
             self.say(rank, RankQuiet(0.0, rank.number, quiet, "T" if rank.frozen == "freeze" else "S"))
@@ -233,7 +255,8 @@ class Simulation:
             self.say(rank, event)
 
     def _hello(self, rank: SimRank) -> Registered:
-        return Registered(0.0, rank.info, rank.stop_epoch, rank.bare, rank.doubt, began=rank.began)
+        told = (rank.stop_epoch, rank.bare, rank.doubt, rank.began, rank.wish, *rank.in_hold)
+        return Registered(0.0, rank.info, *told)
 
     def _feed(self, event: Event) -> None:
         if self._leaderless:
@@ -297,6 +320,31 @@ class Simulation:
         if wrong := [text for text in rank.taints if self._told.get(text, rank.group_epoch) < rank.group_epoch]:
             self.violation(f"rank {rank.number} resumes after {step} with numbers that are known to be wrong: {wrong}")
 
+    def holds(self, rank: SimRank) -> None:
+        """Whoever is held under one hold is held after one step, unless a recovery came in between."""
+        hold, step = rank.in_hold
+        if self._held_at.setdefault((hold, rank.group_epoch), step) != step:
+            self.violation(f"rank {rank.number} is held after step {step}, others under hold {hold} after another one")
+
+    def _judge_answer(self, answer: Answer) -> None:
+        """It comes once, and is true. Who is in a fault at this moment has not told it yet. Words of a hold that come
+        after the fault that ended it are believed: no connection reorders them, but for some weathers here."""
+        if answer.id in self.answers:
+            self.violation(f"{answer.id} is answered twice")
+        self.answers[answer.id] = answer
+        orderly = self._living() if not self.scenario.weather.reorder else []
+        well = [rank for rank in orderly if not rank.held and not rank.hung and not rank.stopping]
+        if answer.ok and answer.id.startswith("pause") and any(rank.in_hold[0] == 0 for rank in well):
+            free = [rank.number for rank in well if rank.in_hold[0] == 0]
+            self.violation(f"{answer.id}: {answer.text}, but ranks {free} are not held")
+
+    def _ask(self, number: int, request: Request) -> None:
+        if request.kind == "withdraw":
+            self._feed(Withdrawn(0.0, self.asked[-1] if self.asked else ""))
+        elif not self._leaderless:
+            self.asked.append(f"{request.kind}{number}")
+            self._feed(Asked(0.0, self.asked[-1], request.kind, dict(request.args), 20.0, "operator"))
+
     def committed(self, step: int) -> None:
         self.furthest = max(self.furthest, step)
 
@@ -331,7 +379,7 @@ class Simulation:
         return self._meetings.setdefault((order.kind, epoch), Meeting(self, members))
 
     def _do(self, action: Action) -> None:
-        if self.closed and not isinstance(action, (Stop, Order, Closed)):
+        if self.closed and not isinstance(action, (Stop, Order, Closed, Answer)):
             return
         if isinstance(action, (Examine, Kill)):
             self._look_at(self._seats.get(action.rank, self.ranks[action.rank]), action)
@@ -349,6 +397,12 @@ class Simulation:
             if action.kind is OrderKind.EXIT and action.payload["code"] == EXIT_REBORN:
                 self._judge_parting(rank)
             self._tell(rank, action.kind.value, lambda: rank.order(action))
+        elif isinstance(action, Tell):
+            for number in action.ranks:
+                told = self._seats.get(number, self.ranks[number])
+                self._tell(told, "Tell", lambda told=told: told.hear_wish(action.wish))  # type: ignore[misc]
+        elif isinstance(action, Answer):
+            self._judge_answer(action)
         elif isinstance(action, Closed):
             self.closed.append((self.now, action))
             self._incident_ends()

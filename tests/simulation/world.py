@@ -36,6 +36,7 @@ class Job(Protocol):
     def meeting(self, rank: SimRank, order: Order) -> Meeting: ...
     def resumed(self, rank: SimRank, step: int) -> None: ...
     def committed(self, step: int) -> None: ...
+    def holds(self, rank: SimRank) -> None: ...
     def spoiled(self, fault: str, since: int) -> None: ...
     def violation(self, text: str) -> None: ...
 
@@ -49,6 +50,7 @@ class Collective:
     members: int
     arrived: list[SimRank] = field(default_factory=list)
     torn: bool = False
+    offers: list[tuple[int, int]] = field(default_factory=list)  # of a commit: what operators want, as ranks know it
 
     def arrive(self, rank: SimRank) -> None:
         self.arrived.append(rank)
@@ -59,6 +61,8 @@ class Collective:
     def _let_out(self, rank: SimRank) -> None:
         if rank.inside is self and not rank.frozen and not (self.torn and self.job.coin(0.5)):
             rank.inside = None
+            if self.offers:
+                rank.agreed = max(hold for hold, _ in self.offers), max(save for _, save in self.offers)
             rank.released(self.name)
 
     def tear(self) -> None:

@@ -12,6 +12,11 @@
         network.cut(0); network.heal(0)           # host 0 reaches nobody, and again
         network.split([0], [1, 2]); network.join()    # two sides that do not reach each other, and one network again
 
+    with netns.Network(2, tmp_path, links=2):     # each host also has eth1 (10.78.0.x), on a network of its own
+        host.bytes("eth1")                        # received and sent so far, as the kernel counts
+        host.run(["ip", "link", "set", "eth1", "down"])
+        network.cut(0, link=1)                    # the same as above, on the network of eth1
+
 Each host has its own host name, /etc/hosts (all names resolve), loopback and TMPDIR; the files and the process numbers
 are those of the machine. Nothing outside is touched: the bridge has a namespace of its own, and with the last process
 all of it is gone, also when the test is killed. Leaving the context kills everything on the hosts.
@@ -30,7 +35,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-SUBNET = "10.77.0"
+SUBNETS = ("10.77.0", "10.78.0")  # of eth0, of eth1
 LONGEST = 20.0  # seconds until a namespace stands, or all processes in it are gone
 
 
@@ -85,7 +90,9 @@ class Host:
     """One host of a `Network`."""
 
     def __init__(self, network: Network, index: int) -> None:
-        self.index, self.name, self.address = index, f"node{index}", f"{SUBNET}.{index + 1}"
+        self.index, self.name = index, f"node{index}"
+        self.addresses = tuple(f"{SUBNETS[link]}.{index + 1}" for link in range(network.links))
+        self.address = self.addresses[0]
         self._network = network
         self._space: _Namespace | None = None
         self._children: list[subprocess.Popen[Any]] = []
@@ -115,6 +122,12 @@ class Host:
             self._running().enter(command), check=True, timeout=timeout, stdout=subprocess.PIPE, text=True
         )
         return done.stdout
+
+    def bytes(self, interface: str) -> int:
+        """Received and sent by an interface since the host is on."""
+        (line,) = (line for line in self.run(["cat", "/proc/net/dev"]).splitlines() if f" {interface}:" in f" {line}")
+        numbers = line.partition(":")[2].split()
+        return int(numbers[0]) + int(numbers[8])
 
     def pids(self) -> list[int]:
         return self._space.pids() if self._space is not None else []
@@ -152,9 +165,10 @@ class Host:
         self._temporary.mkdir(exist_ok=True)
         hosts = self._network.hosts_file
         self._space = _Namespace(f"hostname {self.name}; mount --bind {hosts} /etc/hosts; ip link set lo up")
-        self._network.plug(self.index, self._space.pid)
-        self._space.call("ip link set eth0 up")
-        self._space.call(f"ip address add {self.address}/24 dev eth0")
+        for link, address in enumerate(self.addresses):
+            self._network.plug(self.index, self._space.pid, link)
+            self._space.call(f"ip link set eth{link} up")
+            self._space.call(f"ip address add {address}/24 dev eth{link}")
 
     def _running(self) -> _Namespace:
         assert self._space is not None, f"{self.name} is off"
@@ -162,17 +176,18 @@ class Host:
 
 
 class Network:
-    """`count` hosts, each of which reaches all others."""
+    """`count` hosts, each of which reaches all others, on each of its `links`."""
 
-    def __init__(self, count: int, folder: Path) -> None:
+    def __init__(self, count: int, folder: Path, links: int = 1) -> None:
         """`folder`: for /etc/hosts and the hosts' temporary directories; a short path, for Unix sockets."""
-        self.folder = folder
+        self.folder, self.links = folder, links
         self.hosts_file = folder / "hosts"
-        lines = [f"{SUBNET}.{index + 1} node{index}\n" for index in range(count)]
+        lines = [f"{SUBNETS[0]}.{index + 1} node{index}\n" for index in range(count)]
         self.hosts_file.write_text("127.0.0.1 localhost\n" + "".join(lines))
         self._stack = contextlib.ExitStack()
         self._sides = 1
-        self._switch = _Namespace("ip link add br0 type bridge; ip link set br0 up")
+        bridges = [f"ip link add {name} type bridge; ip link set {name} up" for name in map(_bridge, range(links))]
+        self._switch = _Namespace("; ".join(bridges))
         self._stack.callback(self._switch.close)
         self.hosts: list[Host] = []
         try:
@@ -194,13 +209,13 @@ class Network:
     def __iter__(self) -> Iterator[Host]:
         return iter(self.hosts)
 
-    def cut(self, index: int) -> None:
+    def cut(self, index: int, link: int = 0) -> None:
         """Host `index` reaches nobody, and nobody hears of it: packets are lost, interfaces stay up."""
-        self._switch.call(f"ip link set port{index} nomaster")
+        self._switch.call(f"ip link set {_port(index, link)} nomaster")
 
-    def heal(self, index: int) -> None:
+    def heal(self, index: int, link: int = 0) -> None:
         """Host `index` is back on the network."""
-        self._switch.call(f"ip link set port{index} master br0")
+        self._switch.call(f"ip link set {_port(index, link)} master {_bridge(link)}")
 
     def split(self, *sides: Iterable[int]) -> None:
         """Hosts of different sides do not reach each other."""
@@ -218,14 +233,15 @@ class Network:
             if host.on:
                 self.heal(host.index)
 
-    def plug(self, index: int, holder: int) -> None:
-        """A cable from the bridge to eth0 of a namespace; its hardware address stays, as others remember it."""
-        address = f"02:00:00:00:00:{index + 1:02x}"
-        self._switch.call(f"ip link add port{index} type veth peer name eth0 address {address} netns {holder}")
-        self._switch.call(f"ip link set port{index} master br0 up")
+    def plug(self, index: int, holder: int, link: int) -> None:
+        """A cable from a bridge to an interface of a namespace; its hardware address stays, as others remember it."""
+        port, address = _port(index, link), f"02:00:00:00:{link:02x}:{index + 1:02x}"
+        self._switch.call(f"ip link add {port} type veth peer name eth{link} address {address} netns {holder}")
+        self._switch.call(f"ip link set {port} master {_bridge(link)} up")
 
     def unplug(self, index: int) -> None:
-        self._switch.call(f"ip link delete port{index}")
+        for link in range(self.links):
+            self._switch.call(f"ip link delete {_port(index, link)}")
 
     def close(self) -> None:
         """Kill all that runs on the hosts, and remove them."""
@@ -234,6 +250,14 @@ class Network:
                 host.power_off()
         self.hosts.clear()
         self._stack.close()
+
+
+def _bridge(link: int) -> str:
+    return "br0" if link == 0 else f"link{link}"
+
+
+def _port(index: int, link: int) -> str:
+    return f"port{index}" if link == 0 else f"port{index}.{link}"
 
 
 def _network_of(pid: int) -> int:

@@ -10,11 +10,14 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
+from pathlib import Path
 
 from mindspeed_tft.control import launch
 from mindspeed_tft.control.config import ControlConfig
 from mindspeed_tft.control.processor import Processor
 from mindspeed_tft.engine import types as t
+from mindspeed_tft.recovery.hold import Boundary, HoldBroken
 
 words = json.loads(sys.argv[1])
 rank = words["rank"]
@@ -23,6 +26,26 @@ out = open(words["log"], "a", buffering=1)  # noqa: SIM115 (lives as long as the
 
 def tell(what: str, **values: object) -> None:
     out.write(json.dumps({"what": what, "at": time.monotonic(), **values}) + "\n")
+
+
+def reach(boundary: Boundary, processor: Processor, say: Callable[..., None]) -> bool:
+    """The end of a step. False: a stop came while this rank was held."""
+
+    def save() -> Path:
+        say("save", step=processor.step)
+        return Path(f"/save/iter_{processor.step}")
+
+    hold, wanted = boundary.offer(processor.step)  # no commit here: what the others know is not asked
+    boundary.agree(hold, wanted)
+    if hold:
+        say("holds", step=processor.step)
+    try:
+        boundary.reach(processor.step, save, leaves=False)
+    except HoldBroken:
+        return False
+    if hold:
+        say("goes on", step=processor.step)
+    return True
 
 
 def main() -> int:
@@ -58,7 +81,10 @@ def main() -> int:
         tell("forked", pid=child)
     end = time.monotonic() + words.get("seconds", 30.0)
     was, parked = ok, ""
+    boundary = Boundary(processor, lambda: processor.stopping, config.deadlines.order)
     while not processor.stopping and time.monotonic() < end:
+        if words.get("operated") and not reach(boundary, processor, tell):
+            break
         if processor.parked != parked:
             parked = processor.parked
             tell("parked", why=parked)

@@ -58,6 +58,9 @@ class FakeEngine:
     def incident(self) -> dict[str, object]:
         return {"state": self.stage}
 
+    def status(self) -> dict[str, object]:
+        return {"state": self.stage}
+
     def _stop(self, reason: str) -> list[t.Action]:
         if self.stage != "run":
             return []

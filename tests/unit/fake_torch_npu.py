@@ -24,6 +24,7 @@ class FakeTorchNpu:
         self.errors: dict[str, Exception] = {}  # name below torch_npu: what its call raises
         self.uce_code = 0  # the answer of check_uce_in_memory
         self.stop_code = 0  # the answer of stop_device
+        self.moves = True  # the answer of _comm_switch_nic
         self.damaged: set[int] = set()  # addresses of storages that are marked unsafe
         self._thread = threading.local()
         self.module = self._build()
@@ -104,9 +105,13 @@ class FakeTorchNpu:
             self._note("distributed.reinit_process_group", group, rebuild_link)
             return group
 
+        def _comm_switch_nic(ranks: list[int], useBackup: list[bool]) -> bool:  # as torch_npu names it
+            self._note("npu._comm_switch_nic", ranks, useBackup)
+            return self.moves
+
         names = (is_available, get_device_name, synchronize, get_rng_state, set_rng_state, memory_allocated,
                  current_device, default_stream, set_stream, stop_device, check_uce_in_memory,
-                 restart_device)  # fmt: skip
+                 restart_device, _comm_switch_nic)  # fmt: skip
         module: Any = types.ModuleType("torch_npu")
         module.__spec__ = importlib.util.spec_from_loader("torch_npu", None)
         module.npu = types.SimpleNamespace(**{function.__name__: function for function in names})

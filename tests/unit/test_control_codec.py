@@ -41,12 +41,17 @@ reports = st.builds(
 )
 texts_by_text = st.dictionaries(texts, texts, max_size=5)
 rank_events = st.one_of(
-    st.builds(t.Heartbeat, st.just(1.5), ranks, steps, texts, st.booleans(), st.integers(0, 2**32 - 1)),
+    st.builds(t.Heartbeat, st.just(1.5), ranks, steps, texts, st.booleans(), st.integers(0, 2**32 - 1), steps),
+    st.builds(t.Held, st.just(1.5), ranks, steps, steps),
+    st.builds(t.Released, st.just(1.5), ranks, steps),
+    st.builds(t.SavedStep, st.just(1.5), ranks, steps, steps, texts),
     st.builds(t.FaultSeen, st.just(1.5), ranks, texts, texts, st.booleans()),
     st.builds(t.RankFinished, st.just(1.5), ranks),
     st.builds(t.Reported, st.just(1.5), reports),
     st.builds(t.OrderDone, st.just(1.5), ranks, steps, st.booleans(), texts, texts_by_text),
 )
+wishes = st.builds(t.Wish, steps, steps, steps, st.floats(0, 1e6), steps, steps, st.booleans())
+links = st.builds(t.LinkState, texts, texts, texts, steps, steps)
 payloads = st.dictionaries(
     texts, st.one_of(texts, st.integers(-(2**63), 2**63 - 1), st.lists(texts, max_size=5), texts_by_text), max_size=5
 )
@@ -68,6 +73,20 @@ def test_a_registration_comes_back(info: t.RankInfo, session: str) -> None:
     message = over_the_wire(codec.hello(session, info))
     assert message.hello.session == session
     assert codec.event_from_wire(message, 2.0) == t.Registered(2.0, info)
+
+
+@given(infos, links)
+def test_the_link_that_a_rank_knows_comes_back(info: t.RankInfo, link: t.LinkState) -> None:
+    message = over_the_wire(codec.hello("s", info, link=link))
+    assert codec.event_from_wire(message, 2.0) == t.Registered(2.0, info, link=link)
+
+
+@given(infos, wishes.filter(lambda wish: wish.id > 0), steps, steps)
+def test_what_a_rank_knows_of_operators_comes_back(info: t.RankInfo, wish: t.Wish, held: int, step: int) -> None:
+    message = over_the_wire(codec.hello("s", info, wish=wish, held=(held, step)))
+    assert codec.event_from_wire(message, 2.0) == t.Registered(2.0, info, wish=wish, held=held, held_at=step)
+    told = over_the_wire(codec.wish_to_wire(wish, [3, 5]))
+    assert (codec.wish_from_wire(told), list(told.ranks)) == (wish, [3, 5])
 
 
 @given(st.integers(0, 2**62), st.lists(ranks).map(tuple), texts)
@@ -118,12 +137,13 @@ def test_every_type_of_the_engine_has_a_place() -> None:
     known = {
         t.Registered, t.Heartbeat, t.FaultSeen, t.RankLost, t.RankFinished, t.Reported, t.OrderDone, t.Tick,
         t.RankQuiet, t.Examined, t.Stop, t.Order, t.Examine, t.Kill, t.Note, t.Recovered, t.Closed,
+        t.Held, t.Released, t.SavedStep, t.Asked, t.Withdrawn, t.Tell, t.Progress, t.Answer,
     }  # fmt: skip
     assert {*t.Event.__subclasses__(), *t.Action.__subclasses__()} == known
 
 
 KINDS = [t.RankInfo, t.RankReport, t.Heartbeat, t.FaultSeen, t.RankLost, t.OrderDone, t.Stop, t.Order]
-KINDS += [t.RankQuiet, t.Examined, t.Examine, t.Kill]
+KINDS += [t.RankQuiet, t.Examined, t.Examine, t.Kill, t.Held, t.Released, t.SavedStep, t.Wish]
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -61,6 +61,8 @@ def test_a_call_that_never_returns(job: Job, how: str, function: str, record_pro
     file = job.tmp / "incidents" / f"stacks-rank1-pid{pid}.txt"
     text = file.read_text()
     assert function in text
+    (stacks_of,) = incident["stacks"]  # type: ignore[misc, attr-defined]
+    assert (stacks_of["rank"], stacks_of["text"]) == (1, text)
     assert "tft-processor-io" in text or text.count("hread 0x") >= 3, text  # all threads, not the first alone
     summary = str(incident["summary"])
     assert summary.startswith("Training stopped: rank 1 hangs: no ")

@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from mindspeed_tft.engine import types as t
-from mindspeed_tft.observe.incident import EVENTS_FILE, Recorder, stage_seconds
+from mindspeed_tft.observe import page
+from mindspeed_tft.observe.files import page_of, where
+from mindspeed_tft.observe.incident import EVENTS_FILE, Recorder
+from mindspeed_tft.observe.report import stage_seconds
 
 
 def feed(recorder: Recorder) -> None:
@@ -45,6 +48,55 @@ def test_it_holds_what_happened(tmp_path: Path) -> None:
         "Registered", "RankLost", "Note", "Stop", "Reported", "Note", "Order", "OrderDone",
     ]  # fmt: skip
     assert not recorder.open
+
+
+def test_it_holds_where_ranks_stood_and_what_was_noted_before(tmp_path: Path) -> None:
+    (tmp_path / "stacks").write_text("Thread 0x1: in sleep_for_ever")
+    recorder = Recorder(tmp_path, "run1", {"layout": "dp2", "dtype": "bf16"})
+    recorder.event(t.Registered(1.0, t.RankInfo(1, "a", 11, "tp0-pp0", 1, ("tp0-pp0/dense/0",))))
+    recorder.action(t.Note("train", "long ago"), 1.0)
+    recorder.event(t.Heartbeat(398.0, 1, 7, "update", waiting=True))
+    recorder.event(t.Examined(399.5, 1, 11, "", str(tmp_path / "stacks")))
+    recorder.action(t.Note("train", "rank 1 hangs", warn=True), 400.0)  # the engine speaks before it stops
+    recorder.action(t.Note("stop", "stopping 1 rank"), 400.0)
+    recorder.action(t.Stop(1, (1,), "rank 1 hangs"), 400.0)
+    assert (recorder.open, recorder.incident, recorder.step) == (True, 1, 7)
+    recorder.event(t.Heartbeat(401.0, 1, 8, "forward-backward"))  # what comes later is not what was before
+    recorder.recovered(t.Recovered("retried", 6, 1, "again", 1), 402.0, {})
+    assert recorder.incident == 0
+    recorder.flush()
+    (file,) = tmp_path.glob("incident-*.json")
+    found = json.loads(file.read_text())
+    assert found["before"]["last_heard"] == [{"rank": 1, "t": -2.0, "step": 7, "phase": "update", "waiting": True}]
+    assert found["before"]["timeline"] == []  # two minutes, not more
+    assert [note["text"] for note in found["timeline"]] == ["rank 1 hangs", "stopping 1 rank"]
+    (stack,) = found["stacks"]
+    assert (stack["t"], stack["rank"], stack["text"]) == (-0.5, 1, "Thread 0x1: in sleep_for_ever")
+    assert found["job"] == {"layout": "dp2", "dtype": "bf16"}
+
+
+def test_a_page_lies_beside_each_incident(tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path, "run1")
+    feed(recorder)
+    path = recorder.close(t.Closed("dumped", 7, "saved"), 4.0, {})
+    assert path is not None and recorder.flush()
+    assert page_of(path).read_text().startswith("<!doctype html>")
+    assert where(path) == f"incident: {path}  page: {path.with_suffix('.html')}"
+
+
+def test_a_page_that_cannot_be_made_costs_only_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: object) -> str:
+        raise ValueError("a mistake of ours")
+
+    monkeypatch.setattr(page, "render", broken)
+    recorder = Recorder(tmp_path, "run1")
+    feed(recorder)
+    path = recorder.close(t.Closed("dumped", 7, "saved"), 4.0, {})
+    assert path is not None and json.loads(path.read_text())["outcome"] == "dumped"
+    assert recorder.flush() and not page_of(path).exists()
+    assert "a mistake of ours" in caplog.text
 
 
 def test_without_a_fault_there_is_none(tmp_path: Path) -> None:

@@ -153,9 +153,16 @@ def test_a_certificate_for_another_host_is_refused(job: Job) -> None:
     authority = Authority(job.tmp)
     a, b = two_hosts(job.tmp, tls_dirs=(authority.node("hosta"), authority.node("elsewhere")), start=4.0)
     job.start(a)
-    second = job.start(b, first=2, start=2.0, seconds=0.2)
-    assert second[0].wait("started")["ok"] is False
-    until(lambda: "certificate is for" in job.text(), 5)
+    second = job.start(b, first=2, start=2.0)
+    until(job.roles)
+    failed = second[0].wait("failed")
+    assert failed["type"] == "ControlRefused"
+    assert "node.crt is for elsewhere, 127.0.0.1, and the others want to see hostb; make one" in str(failed["text"])
+    ca, certificate, key = tls.read(b.tls_dir or "")
+    stranger = grpc.ssl_channel_credentials(ca, key, certificate)  # as a relay would that says nothing of it
+    answer = say_hello(f"127.0.0.1:{a.port}", stranger, host="hostb")
+    assert "its certificate is for elsewhere, 127.0.0.1, not for host hostb" in answer.refused.reason
+    until(lambda: "refused a host: its certificate is for elsewhere" in job.text(), 5)
 
 
 def test_peers_without_a_certificate_of_ours_are_refused(tmp_path: Path) -> None:
@@ -184,7 +191,11 @@ def test_peers_without_a_certificate_of_ours_are_refused(tmp_path: Path) -> None
 
 
 def say_hello(
-    address: str, credentials: grpc.ChannelCredentials | None, run: str = "test", protocol: int = PROTOCOL
+    address: str,
+    credentials: grpc.ChannelCredentials | None,
+    run: str = "test",
+    protocol: int = PROTOCOL,
+    host: str = "hosta",
 ) -> wire.HostOrders:
     channel = grpc.insecure_channel(address) if credentials is None else grpc.secure_channel(address, credentials)
     with channel:
@@ -193,7 +204,7 @@ def say_hello(
             request_serializer=wire.HostSays.SerializeToString,
             response_deserializer=wire.HostOrders.FromString,
         )
-        hello = wire.HostSays(hello=wire.HostHello(protocol=protocol, host="hosta", node_rank=0, run=run))
+        hello = wire.HostSays(hello=wire.HostHello(protocol=protocol, host=host, node_rank=0, run=run))
         says: queue.SimpleQueue[wire.HostSays | None] = queue.SimpleQueue()
         says.put(hello)
         try:  # as a relay does, the stream stays open until it was answered
@@ -282,9 +293,7 @@ def test_a_missing_certificate_is_named(tmp_path: Path) -> None:
     directory = Path(Authority(tmp_path).node("hosta"))
     (directory / "node.key").unlink()
     with pytest.raises(ControlRefused, match=r"node\.key cannot be read \(No such file"):
-        tls.server_credentials(config(tmp_path, 1, port=1, tls_dir=str(directory)))
-    with pytest.raises(ControlRefused, match="tftctl certs"):
-        tls.channel_credentials(config(tmp_path, 1, port=1, tls_dir=str(directory)))
+        tls.transport(config(tmp_path, 1, port=1, tls_dir=str(directory)))
 
 
 def test_broken_certificates_are_named(tmp_path: Path) -> None:

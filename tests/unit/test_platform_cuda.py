@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 import torch
 
 from mindspeed_tft.platforms import cpu, cuda_names
+from mindspeed_tft.platforms import cuda as cuda_platform
 from mindspeed_tft.platforms.base import Platform
 from mindspeed_tft.platforms.cpu import CpuPlatform
 from mindspeed_tft.platforms.cuda import CudaPlatform
@@ -67,3 +69,15 @@ def test_nothing_to_stop_restart_or_make_safe(platform: Platform, monkeypatch: p
 def test_the_cpu_has_no_streams(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(torch.cuda, "set_stream")
     CpuPlatform().default_streams()
+
+
+@pytest.mark.parametrize("first", ["ib0", None])
+def test_nccl_is_told_of_its_interface(cuda: CudaPlatform, monkeypatch: pytest.MonkeyPatch, first: str | None) -> None:
+    """By its environment, before communicators are made; and of the one from the start, if there was one."""
+    monkeypatch.setattr(cuda_platform, "_STARTED_WITH", {})
+    monkeypatch.setenv("NCCL_SOCKET_IFNAME", first or "")
+    if first is None:
+        monkeypatch.delenv("NCCL_SOCKET_IFNAME")
+    for link, expected in (("eth1", "=eth1"), ("eth2,eth3", "=eth2,eth3"), ("", first)):
+        assert cuda.switch_link(link, range(2)) is False
+        assert os.environ.get("NCCL_SOCKET_IFNAME") == expected

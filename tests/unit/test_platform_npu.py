@@ -189,6 +189,38 @@ def test_errors_of_a_rebuild_are_passed_on_unchanged(
     assert caught.value is error
 
 
+# ------------------------------------------------------------------------------------------------ another link
+
+
+def test_hccl_is_told_of_its_backup_link_and_back(fake: FakeTorchNpu, platform: NpuPlatform) -> None:
+    assert platform.why_no_link("backup") is None
+    assert platform.switch_link("", range(3)) is True
+    assert fake.calls == []  # it was never moved: a regroup asks nothing of it
+    assert platform.switch_link("backup", range(3)) is True
+    assert platform.switch_link("", range(3)) is True
+    assert platform.switch_link("main", range(2)) is True
+    assert fake.calls == [
+        ("npu._comm_switch_nic", ([0, 1, 2], [True, True, True])),
+        ("npu._comm_switch_nic", ([0, 1, 2], [False, False, False])),
+        ("npu._comm_switch_nic", ([0, 1], [False, False])),
+    ]
+
+
+def test_a_switch_that_hccl_refuses_is_an_error(fake: FakeTorchNpu, platform: NpuPlatform) -> None:
+    fake.moves = False
+    with pytest.raises(RuntimeError, match="hccl could not move all of its groups to the backup link"):
+        platform.switch_link("backup", range(2))
+
+
+def test_links_that_hccl_does_not_have(fake: FakeTorchNpu, platform: NpuPlatform) -> None:
+    assert platform.why_no_link("eth1") == (
+        "link 'eth1': hccl knows the links main and backup of a device, and no names of interfaces"
+    )
+    fake.remove("npu._comm_switch_nic")
+    assert "does not have torch_npu.npu._comm_switch_nic" in (platform.why_no_link("backup") or "")
+    assert platform.why_no_repair({}) is None  # which does not need it
+
+
 # ------------------------------------------------------------------------------------------------ at start-up
 
 

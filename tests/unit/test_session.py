@@ -10,7 +10,17 @@ from typing import Any
 import pytest
 
 from mindspeed_tft.engine.incident import EXIT_UNDECIDED
-from mindspeed_tft.engine.types import Commit, Deadlines, Order, OrderKind, RankInfo, RankReport, Update
+from mindspeed_tft.engine.types import (
+    Commit,
+    Deadlines,
+    LinkState,
+    Order,
+    OrderKind,
+    RankInfo,
+    RankReport,
+    Update,
+    Wish,
+)
 from mindspeed_tft.groups import CommunicationAborted
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery import session as session_module
@@ -47,9 +57,10 @@ class ToyHost:
     def checkpoints(self) -> tuple[int, ...]:
         return self.loadable
 
-    def commit(self, step: int) -> None:
+    def commit(self, step: int, hold: int = 0, save: int = 0) -> tuple[int, int]:
         if self.abort_commit:
             raise CommunicationAborted("peer gone")
+        return hold, save
 
     def small_state(self, step: int) -> SmallState:
         return SmallState(step, {"draws": self.rng_draws}, {}, {"num_steps": step}, [], 0.0)
@@ -83,15 +94,17 @@ class ToyHost:
     def damage(self) -> str:
         return self.hit
 
-    def regroup(self, epoch: int) -> None:
-        self.done.append(f"regroup {epoch}")
+    def regroup(self, epoch: int, link: str) -> None:
+        self.done.append(f"regroup {epoch}{' on ' + link if link else ''}")
 
-    def send_shard(self, shard: str, target: int) -> None:
+    def send_shard(self, shard: str, target: int) -> int:
         self.done.append(f"send {shard} to {target}")
+        return 4096
 
-    def receive_shard(self, shard: str, source: int) -> None:
+    def receive_shard(self, shard: str, source: int) -> int:
         self.done.append(f"receive {shard} from {source}")
         self.weights = self.holder_has
+        return 4096
 
     def roll_back(self, state: SmallState, again: bool) -> None:
         self.done.append(f"roll back to {state.step}{' again' if again else ''}")
@@ -111,8 +124,9 @@ class ToyHost:
         self.done.append(f"take the place at {state.step}")
         self.rng_draws = state.rng["draws"]
 
-    def send_state(self, state: SmallState, target: int) -> None:
+    def send_state(self, state: SmallState, target: int) -> int:
         self.done.append(f"send the state of {state.step} to {target}")
+        return 12
 
     def receive_state(self, source: int) -> SmallState:
         self.done.append(f"receive a state from {source}")
@@ -134,6 +148,8 @@ class ToyLink:
         self.orders: list[Order] = []
         self.said: list[tuple[Any, ...]] = []
         self.reports: list[RankReport] = []
+        self.link_state = LinkState()
+        self.wish = Wish()
 
     def fault(self, kind: str, message: str, own: bool) -> None:
         self.said.append(("fault", kind, own))
@@ -155,6 +171,24 @@ class ToyLink:
         self.said.append(("waits for a controller", timeout))
         self.connected = self.returns
         return self.connected
+
+    def tell_link(self, state: LinkState) -> None:
+        self.link_state = state
+
+    def held(self, hold: int, step: int) -> None:
+        self.said.append(("held", hold, step))
+
+    def released(self, hold: int) -> None:
+        self.said.append(("released", hold))
+
+    def left_hold(self) -> None:
+        self.said.append(("left the hold",))
+
+    def saved(self, save: int, step: int, path: str) -> None:
+        self.said.append(("saved", save, step, path))
+
+    def put_back(self, order: Order) -> None:
+        self.orders.insert(0, order)
 
     def resumed(self) -> None:
         self.said.append(("resumed",))
@@ -428,6 +462,9 @@ def test_a_damaged_rank_gets_its_shard_and_trains_on(made: tuple[Session, ToyHos
     session.recover(RuntimeError("UCE ERROR"))
     assert ("fault", "memory", True) in link.said
     assert not link.reports[0].trusted
+    (told,) = [entry[4] for entry in link.said if entry[:2] == ("done", 2)]
+    moved, seconds = told[f"moved:{MINE}|1|0"].split()
+    assert moved == "4096" and 0 <= float(seconds) < 5
     assert host.done == ["regroup 1", f"receive {MINE} from 1", "roll back to 1 again"]
     assert (host.weights, host.rng_draws) == (1, 1)
     session.report()  # a fault after the rollback finds a whole rank at the end of step 1
@@ -443,6 +480,19 @@ def test_a_healthy_rank_sends_and_rolls_back(made: tuple[Session, ToyHost, ToyLi
     session.recover(CommunicationAborted("peer gone"))
     assert host.done == ["regroup 1", f"send {MINE} to 3", "roll back to 2"]
     assert link.reports[0].trusted and ("resumed",) in link.said
+
+
+def test_groups_are_built_on_the_link_that_was_kept(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    """Also by a rank that had not heard of it, or was in the middle of another move."""
+    session, host, link = made
+    compute(session, host, 1)
+    compute(session, host, 2, "forward")
+    told = {"name": "eth1", "before": "", "since": "2026-12-01T00:00:00", "epoch": "3"}
+    link.stop_epoch = 4
+    link.orders = [ordered(OrderKind.REGROUP, 1, step=1, epoch=4, link=told), *repair_orders(1)[1:]]
+    session.recover(CommunicationAborted("x"))
+    assert host.done == ["regroup 4 on eth1", "roll back to 1 again"]
+    assert link.link_state == session.links.state == LinkState("eth1", "", "2026-12-01T00:00:00", 3)
 
 
 def test_a_dirty_shard_is_whole_once_it_came_from_another_holder(made: tuple[Session, ToyHost, ToyLink]) -> None:

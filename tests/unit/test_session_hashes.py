@@ -42,10 +42,11 @@ class Holder(ToyHost):
     def flip(self) -> None:
         self.tensor.view(torch.int32)[5] ^= 1 << 20
 
-    def receive_shard(self, shard: str, source: int) -> None:
-        super().receive_shard(shard, source)
+    def receive_shard(self, shard: str, source: int) -> int:
+        taken = super().receive_shard(shard, source)
         if self.in_flight:
             self.flip()
+        return taken
 
 
 def of(value: int) -> str:

@@ -80,13 +80,21 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "optimizer_replica_num": st.integers(3, 64),
     "tft_platform": st.sampled_from(["cpu", "cuda", "npu"]),
     "tft_shard_hash": st.sampled_from(["step", "stop", "never"]),
+    "tft_log_format": st.sampled_from(["text", "json"]),
     "tft_deadline": st.floats(10, 86400),
     "tft_reboot_wait": st.floats(0.5, 86400),
     "tft_hang_seconds": st.floats(-10, 86400),
     "tft_dump_seconds": st.floats(0.5, 86400),
     "tft_controller_port": st.integers(1, 65535),
     **dict.fromkeys(
-        ("tft_controller_address", "tft_tls_dir", "tft_incident_dir", "tft_fault_rules"),
+        (
+            "tft_controller_address",
+            "tft_tls_dir",
+            "tft_tls_key_password_file",
+            "tft_tls_decrypt",
+            "tft_incident_dir",
+            "tft_fault_rules",
+        ),
         st.text("abcdefgh./", min_size=1).map(lambda text: f"x{text}"),
     ),
 }

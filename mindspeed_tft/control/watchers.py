@@ -1,0 +1,166 @@
+"""Who is told of all that passes a leading controller, beside the incidents: metrics and traces, where they are wanted.
+
+They may fail, and nothing of the job may: what goes wrong here is said once, and nothing is told to them any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from mindspeed_tft.addresses import is_loopback
+from mindspeed_tft.control import tls
+from mindspeed_tft.control.config import ControlConfig, ControlRefused
+from mindspeed_tft.engine import types as t
+from mindspeed_tft.observe import report, tracing
+from mindspeed_tft.observe.catalogue import Facts
+from mindspeed_tft.observe.metrics import Metrics
+from mindspeed_tft.observe.recoveries import Recovery
+
+if TYPE_CHECKING:
+    from mindspeed_tft.observe.endpoint import Endpoint
+
+log = logging.getLogger(__name__)
+
+_LAST = 5.0  # seconds for what is left to be sent
+
+Live = Callable[[], tuple[int, int]]  # hosts that are connected, processes that are parked
+
+
+class Watchers:
+    """Metrics and traces of one reign. Where neither is wanted, nothing here does anything."""
+
+    def __init__(self, config: ControlConfig, term: int, index: int) -> None:
+        self._config, self._term, self._index = config, term, index
+        self._events: dict[type, Callable[[Any], None]] = {}  # of the metrics, whose calls cost at thousands of ranks
+        self._actions: dict[type, Callable[[Any, float], None]] = {}
+        self._tracer: tracing.Tracer | None = None
+        self.endpoint: Endpoint | None = None
+        self._live: Live = lambda: (0, 0)
+        if config.metrics_port is not None or config.otel_endpoint:
+            self._begin()
+
+    def event(self, event: t.Event) -> None:
+        """Something happened."""
+        handler = self._events.get(type(event))
+        if handler is not None:
+            try:
+                handler(event)
+            except Exception:
+                self._give_up()
+
+    def action(self, action: t.Action, at: float) -> None:
+        """The engine answered."""
+        handler = self._actions.get(type(action))
+        if handler is not None:
+            try:
+                handler(action, at)
+            except Exception:
+                self._give_up()
+
+    def watch(self, live: Live) -> None:
+        """What no event tells can be asked for here."""
+        self._live = live
+
+    async def end(self) -> None:
+        """The port is free, and traces are sent, when this returns; or it took too long."""
+        loop = asyncio.get_running_loop()
+        if self.endpoint is not None:
+            await loop.run_in_executor(None, self.endpoint.close)
+        if self._tracer is not None:
+            await loop.run_in_executor(None, self._tracer.close, _LAST)
+
+    # ---------------------------------------------------------------------------------- beginning
+
+    def _begin(self) -> None:
+        config, versions = self._config, report.versions()
+        metrics = Metrics(config.world_size, config.deadlines.heartbeat_lost, self._tell)
+        self._events, self._actions = metrics.events, metrics.actions
+        facts = Facts(self._term, self._index, config.host, versions, lambda: self._live())
+        if config.otel_endpoint:
+            try:
+                exporting = tracing.exporting(config.otel_endpoint)
+                self._tracer = tracing.Tracer(
+                    exporting, config.run_name, config.host, versions.get("mindspeed_tft", "")
+                )
+            except Exception as error:
+                log.warning("--tft-otel-endpoint: no traces: %r; training goes on", error)
+        if config.metrics_port is not None:
+            from mindspeed_tft.observe import endpoint
+
+            exposition = endpoint.Exposition(metrics, facts, config.run_name, time.monotonic)
+            self.endpoint = endpoint.Endpoint(
+                config.metrics_host, config.metrics_port, exposition, lambda: secured(config)
+            )
+            self.endpoint.start()
+
+    def _tell(self, found: Recovery) -> None:
+        if self._tracer is not None:
+            self._tracer.tell(found)
+
+    def _give_up(self) -> None:
+        log.exception("metrics and traces end here, by a mistake of ours; training goes on")
+        self._events, self._actions = {}, {}
+
+
+def secured(config: ControlConfig) -> Secure | None:
+    """How whoever asks for metrics has to show who he is; None: not at all.
+
+    Raises:
+        ControlRefused: there is no way that is safe, or the files for it do not serve.
+    """
+    host, port = config.metrics_host, config.metrics_port
+    if is_loopback(host):
+        return None
+    if config.tls_dir:
+        return Secure(config)
+    if not config.insecure:
+        raise ControlRefused(
+            f"--tft-metrics-host: anybody who reaches {host} could read the metrics of this job; give --tft-tls-dir, "
+            "or --tft-insecure on a network that you trust"
+        )
+    log.warning("*** --tft-insecure: anybody who reaches %s:%s may read the metrics of this job ***", host, port)
+    return None
+
+
+class Secure:
+    """The server's side of mutual TLS for whoever asks for metrics: any certificate of the job's authority will do that
+    was not revoked. Files that changed are read again."""
+
+    def __init__(self, config: ControlConfig) -> None:
+        """
+        Raises:
+            ControlRefused: the files do not serve.
+        """
+        assert config.tls_dir is not None
+        access = tls.KeyAccess(config.tls_key_password_file, config.tls_decrypt)
+        self._transport = tls.Transport(tls.directory_of(config.tls_dir, config.host), access)
+        self._identity: tls.Identity | None = None
+
+    def __call__(self, line: socket.socket) -> ssl.SSLSocket:
+        """
+        Raises:
+            OSError: who is there has no certificate that will do.
+        """
+        from cryptography import x509
+
+        from mindspeed_tft.observe import endpoint
+
+        self._transport.read_again()
+        identity = self._transport.identity
+        if identity is not self._identity:
+            self._context = endpoint.tls_context(identity.ca, identity.certificate, identity.key)
+            self._identity = identity
+        secured = self._context.wrap_socket(line, server_side=True)
+        shown = secured.getpeercert(binary_form=True)
+        assert shown is not None  # it was required
+        if why := self._transport.barred_certificate(x509.load_der_x509_certificate(shown)):
+            log.warning("somebody asked for metrics and is refused: %s", why)
+            secured.close()
+            raise PermissionError(why)
+        return secured

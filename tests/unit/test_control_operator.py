@@ -1,0 +1,198 @@
+"""Operators over real sockets: real ranks without training, their relay and controllers, and `tftctl`'s client."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from control_support import HERE, Job, Rank, config, until
+from ports import free_port
+
+from mindspeed_tft.cli import operate
+from mindspeed_tft.control import authority, operator_client, tls
+from mindspeed_tft.control.config import ControlConfig
+from mindspeed_tft.control.operator_client import Client, NotAllowed, Reply, Unreachable
+
+ENV = {"COLUMNS": "200", "PYTHONPATH": str(HERE.parent.parent)}
+OPTIONS = {"operated": True, "holds": ["tp0-pp0/dense/0"]}
+
+
+def begun(job: Job, world: int = 2, **values: object) -> list[Rank]:
+    values.setdefault("master", str(job.tmp))  # tells it from other jobs of this machine
+    ranks = job.start(config(job.tmp, world, engine=ControlConfig.engine, **values), **OPTIONS)
+    for rank in ranks:
+        assert rank.wait("started", 20)["ok"], rank.text()
+    return ranks
+
+
+def client(job: Job) -> Client:
+    return Client(lambda: found(job).routes)
+
+
+def found(job: Job) -> operator_client.Job:
+    (one,) = operator_client.jobs([job.directories()[0].parent])
+    return one
+
+
+def ask(job: Job, kind: str, **args: str) -> Reply:
+    """Once training has begun."""
+    replies: list[Reply] = []
+
+    def done() -> bool:
+        replies.append(client(job).ask(kind, 20.0, **args))
+        return "training has not begun" not in replies[-1].text
+
+    until(done, what=f"an answer to {kind}")
+    return replies[-1]
+
+
+def tftctl(job: Job, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command(job, *words), env={**os.environ, **ENV}, capture_output=True, text=True, timeout=60)
+
+
+def command(job: Job, *words: str) -> list[str]:
+    return [sys.executable, "-m", "mindspeed_tft.cli.main", *words, "--job", str(job.tmp)]
+
+
+def test_pause_status_dump_and_resume(job: Job) -> None:
+    ranks = begun(job)
+    paused = ask(job, "pause", limit="100")
+    assert paused.ok, paused
+    step = [rank.wait("holds")["step"] for rank in ranks]
+    assert paused.data["step"] in step
+    told = client(job).ask("status", 5.0).data
+    assert (told["state"], told["pause"]["paused"], told["run"]) == ("training", True, "test")
+    assert [(rank["rank"], rank["state"], rank["phase"]) for rank in told["ranks"]] == [
+        (0, "alive", "held"),
+        (1, "alive", "held"),
+    ]
+    assert told["shards"] == {"tp0-pp0/dense/0": {"ranks": [0, 1], "hosts": ["here"]}}
+    saved = ask(job, "dump")
+    assert (saved.ok, saved.data["path"]) == (True, f"/save/iter_{ranks[1].wait('save')['step']}")
+    assert not any(rank.lines("goes on") for rank in ranks)
+    assert ask(job, "resume").ok
+    for rank in ranks:
+        rank.wait("goes on")
+    again = ask(job, "dump")  # in training
+    assert again.ok and again.data["step"] > paused.data["step"]
+    assert "not paused" in ask(job, "resume").text
+
+
+def test_the_command_says_what_it_found_and_ends_with_a_status_of_its_own(job: Job) -> None:
+    ranks = begun(job)
+    until(lambda: job.registered() == 2)
+    answer = tftctl(job, "pause", "--json", "--for", "1h30m")
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout)["data"]["seconds_left"] == 5400.0
+    twice = tftctl(job, "pause")
+    assert twice.returncode == operate.REFUSED
+    assert "the job is paused already, after step" in twice.stderr
+    page = tftctl(job, "status")
+    assert page.returncode == 0
+    for word in ("Job test", "paused after step", "What a fault would lead to now", "tp0-pp0/dense/0", "held", "full"):
+        assert word in page.stdout, page.stdout
+    assert tftctl(job, "resume").returncode == 0
+    job.tmp = job.tmp / "another"
+    assert tftctl(job, "status").returncode == operate.NO_JOB
+    for rank in ranks:
+        rank.wait("goes on")
+
+
+def test_ctrl_c_withdraws_the_pause(job: Job) -> None:
+    begun(job)
+    until(lambda: job.registered() == 2)
+    words = command(job, "pause", "--at-step", "1000000000")
+    waiting = subprocess.Popen(words, env={**os.environ, **ENV}, stderr=subprocess.PIPE, text=True)
+    until(lambda: client(job).ask("status", 5.0).data["pause"]["wished"], 20, "the wish")
+    waiting.send_signal(signal.SIGINT)
+    _, text = waiting.communicate(timeout=20)
+    assert waiting.returncode == operate.INTERRUPTED
+    assert "pause: withdrawn" in text
+    until(lambda: not client(job).ask("status", 5.0).data["pause"]["wished"], 10, "the end of the wish")
+
+
+def test_a_rank_that_dies_while_it_is_held_is_an_ordinary_fault(job: Job) -> None:
+    ranks = begun(job)
+    assert ask(job, "pause").ok
+    ranks[1].kill()
+    assert ranks[0].process.wait(15) == 75, job.text()
+    job.end()
+    assert job.incidents()[0]["outcome"] == "dumped"
+
+
+def test_a_new_leader_knows_of_the_pause_and_ends_it(job: Job) -> None:
+    ranks = begun(job)
+    assert ask(job, "pause").ok
+    until(lambda: len([role for role in job.roles() if role["ready"]]) == 2, 20, "standby controllers")
+    before = job.leader()
+    os.kill(before, signal.SIGKILL)
+    told = client(job).ask("status", 5.0).data  # goes to whoever leads, as soon as somebody does
+    assert told["controller"]["pid"] != before
+    until(lambda: client(job).ask("status", 5.0).data["pause"]["paused"], 10, "what the ranks tell")
+    assert ask(job, "resume").ok
+    for rank in ranks:
+        rank.wait("goes on")
+
+
+def test_who_waits_when_the_leader_dies_gets_his_answer_from_the_next_one(job: Job) -> None:
+    begun(job)
+    until(lambda: job.registered() == 2)
+    until(lambda: len([role for role in job.roles() if role["ready"]]) == 2, 20, "standby controllers")
+    step = client(job).ask("status", 5.0).data["step"] + 500  # some seconds away
+    replies: list[Reply] = []
+    waiting = threading.Thread(target=lambda: replies.append(client(job).ask("pause", 60.0, step=str(step))))
+    waiting.start()
+    until(lambda: client(job).ask("status", 5.0).data["pause"]["wished"], 10, "the wish")
+    os.kill(job.leader(), signal.SIGKILL)
+    waiting.join(30)
+    assert replies and replies[0].ok and replies[0].data["step"] >= step, replies
+    assert ask(job, "resume").ok
+
+
+def test_a_host_is_no_operator_and_an_operator_needs_a_certificate(job: Job, tmp_path: Path) -> None:
+    home = tmp_path / "certificates"
+    issuer = authority.Authority.create(home)
+    node, person = issuer.node("here", ["127.0.0.1"]), issuer.operator("alice")
+    port = free_port()
+    begun(job, port=port, tls_dir=str(node))
+    until(lambda: job.registered() == 2)
+    address = f"127.0.0.1:{port}"
+    assert operator_client.client_at(address, Path(person)).ask("status", 5.0).data["run"] == "test"
+    with pytest.raises(NotAllowed, match="a host's, not an operator's; make one with `tftctl certs operator"):
+        operator_client.client_at(address, Path(node)).ask("pause", 5.0)
+    with pytest.raises(Unreachable):
+        operator_client.client_at(address, None).ask("pause", 5.0)
+    assert not client(job).ask("status", 5.0).data["pause"]["wished"]
+
+
+def test_an_open_port_takes_no_operator_unless_the_user_said_that_it_may(job: Job) -> None:
+    port = free_port()
+    begun(job, port=port)
+    with pytest.raises(NotAllowed, match="asks for no certificate"):
+        operator_client.client_at(f"127.0.0.1:{port}", None).ask("status", 5.0)
+
+
+def test_without_a_job_there_is_nobody_to_ask(tmp_path: Path) -> None:
+    assert operator_client.jobs([tmp_path]) == []
+    with pytest.raises(Unreachable, match="no controller of this job is left"):
+        Client(list).ask("status", 1.0)
+    with pytest.raises(tls.ControlRefused, match="expected HOST:PORT"):
+        operator_client.client_at("nowhere", None)
+
+
+@pytest.mark.parametrize(("text", "seconds"), [("90", 90), ("90s", 90), ("30m", 1800), ("1h30m", 5400), ("0.5h", 1800)])
+def test_times(text: str, seconds: float) -> None:
+    assert operate.duration(text, "--for") == seconds
+
+
+@pytest.mark.parametrize("text", ["", "soon", "5x", "-3", "1h-2m", "1 h"])
+def test_what_is_no_time(text: str) -> None:
+    with pytest.raises(Exception, match="expected a time such as") as caught:
+        operate.duration(text, "--for")
+    assert "--for" in str(caught.value)
