@@ -6,13 +6,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 # More arguments for pip, e.g. PIP_ARGS="--index-url URL"
 PIP_ARGS ?=
-# More arguments for pytest, e.g. PYTEST_ARGS="-x -k engine"
+# More options for pytest (no paths), e.g. PYTEST_ARGS="-x -k engine"
 PYTEST_ARGS ?=
 # More arguments for the soak, e.g. SOAK_ARGS="--faults 50 --layout tp2dp2"
 SOAK_ARGS ?=
 # 3.11 first: there the pinned torch is offered for CPU alone. Running each candidate skips those that are only a name.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 	"$$p" -c 'import sys, venv, ensurepip; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && command -v "$$p" && break; done)
+
+# Simulations only compute: a process for each core. All other tests start processes and watch the clock: one at a time.
+# That PYTEST_ARGS selects none of them is no failure (5).
+SIMULATIONS = simulate() { $(BIN)/pytest -q -n auto tests/simulation $(PYTEST_ARGS) "$$@" || [ $$? = 5 ]; }; simulate
 
 .PHONY: help venv demo soak test test-full lint types docs clean
 
@@ -33,10 +37,12 @@ soak: venv  ## break one job 200 times: it ends exact, and nothing adds up (minu
 	@$(BIN)/tftctl soak $(SOAK_ARGS)
 
 test: venv  ## run the tests, without the slow ones
-	@$(BIN)/pytest $(PYTEST_ARGS)
+	@$(SIMULATIONS)
+	@$(BIN)/pytest --ignore tests/simulation $(PYTEST_ARGS)
 
 test-full: venv  ## run all tests
-	@$(BIN)/pytest -m "" $(PYTEST_ARGS)
+	@$(SIMULATIONS) -m ""
+	@$(BIN)/pytest --ignore tests/simulation -m "" $(PYTEST_ARGS)
 
 lint: venv  ## ruff: style and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .

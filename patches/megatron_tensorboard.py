@@ -40,6 +40,7 @@ def set_tensorboard_writer(
     current = writer()
     if current is not None:
         current.add_scalar = Once(current.add_scalar)
+        current.add_text = OnceText(current.add_text)
     return result
 
 
@@ -75,6 +76,20 @@ class Once:
             return True
         of_step[tag] = number
         return False
+
+
+class OnceText:
+    """In the place of a writer's `add_text`: Megatron writes all its arguments each time that it enters training."""
+
+    def __init__(self, add_text: Callable[..., Any]) -> None:
+        self._add_text = add_text
+        self._last: dict[str, str] = {}  # by tag
+
+    def __call__(self, tag: str, text_string: str, global_step: int | None = None, *args: Any, **kwargs: Any) -> Any:
+        if self._last.get(tag) == text_string:
+            return None
+        self._last[tag] = text_string
+        return self._add_text(tag, text_string, global_step, *args, **kwargs)
 
 
 def _same(one: float, other: float) -> bool:
@@ -119,5 +134,8 @@ class Mark:
 
 def words(cause: BaseException) -> str:
     """The first line of why training stopped. Of a rank that was told to stop, it names the rank at fault."""
-    lines = (str(cause) or type(cause).__name__).strip().splitlines()
-    return lines[0][:_LONGEST]
+    try:
+        text = str(cause).strip()
+    except Exception:  # of somebody's own exception
+        text = ""
+    return (text or type(cause).__name__).splitlines()[0][:_LONGEST]

@@ -156,19 +156,27 @@ def checkpoint_and_decide_exit(
     leaves = wrapped(*args, **kwargs)
     session = runtime.session()
     if session is not None:
-        session.boundary.reach(session.record.step, lambda: _save_now(session.host, args), bool(leaves))
+        session.boundary.reach(session.record.step, lambda: _save_now(session, args), bool(leaves))
     return leaves
 
 
-def _save_now(host: megatron_host.MegatronHost, args: Arguments) -> Path:
+def _save_now(session: Any, args: Arguments) -> Path:
     """Megatron's own checkpoint of the step that has just ended, unless it is there, complete when this returns."""
+    host: megatron_host.MegatronHost = session.host
     model, optimizer, scheduler, step, flops, context, data = args
+    training = importlib.import_module(MODULE)
+    _end_saves(training)  # it may be writing that of this very step
     if not host.all_agree(host.saved_step() == step):
-        training = importlib.import_module(MODULE)
         training.save_checkpoint_and_time(step, model, optimizer, scheduler, flops, context, train_data_iterator=data)
-    if megatron_host.args().async_save:
-        importlib.import_module(MODULE).maybe_finalize_async_save(blocking=True)
+        _end_saves(training)
+    session.link.checkpoint = host.last_checkpoint()
     return host.checkpoint_directory(host.save_directory(), step)
+
+
+def _end_saves(training: Any) -> None:
+    """Wait for the checkpoints that Megatron writes in the background."""
+    if megatron_host.args().async_save:
+        training.maybe_finalize_async_save(blocking=True)
 
 
 @REGISTRY.wrap("megatron.training.checkpointing:save_checkpoint", **HA)

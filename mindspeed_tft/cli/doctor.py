@@ -10,7 +10,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any, NoReturn, Optional
+from typing import Annotated, Any, Optional
 
 import typer
 from rich import box
@@ -60,6 +60,7 @@ def command(
             metavar="[serve] [-- TRAINING FLAGS]",
             help="serve: answer a doctor on another host. After `--`: the flags of the training program.",
             show_default=False,
+            autocompletion=lambda: [SERVE],
         ),
     ] = None,
     hosts: Annotated[
@@ -222,7 +223,7 @@ def run(job: Job, wanted: Wanted) -> int:
         contexts = probe.secure(job)
     except ControlRefused as error:
         if job.nodes > 1:
-            _refuse(str(error))
+            return _end(_only("tls", error), wanted, console)
         contexts = None  # one host: it is one finding of several
     with _saying(console) as say:
         if wanted.point is not None and not _is_first(wanted):
@@ -230,8 +231,17 @@ def run(job: Job, wanted: Wanted) -> int:
         try:
             report = _survey(job, contexts, wanted, say)
         except ControlRefused as error:
-            text, _, remedy = str(error).partition("; ")
-            report = Report([names.own_name()], [Finding("ports", Level.RED, text, remedy, names.own_name())])
+            report = _only("ports", error)
+    return _end(report, wanted, console)
+
+
+def _only(check: str, error: ControlRefused) -> Report:
+    """Of a host that comes no further than that."""
+    text, _, remedy = str(error).partition("; ")
+    return Report([names.own_name()], [Finding(check, Level.RED, text, remedy, names.own_name())])
+
+
+def _end(report: Report, wanted: Wanted, console: Console) -> int:
     if wanted.as_json:
         print(json.dumps(report.as_data(), indent=2))
     else:
@@ -299,7 +309,8 @@ def serve(job: Job, seconds: float) -> int:
         contexts = probe.secure(job)
         listener = probe.listen(job.bind, job.controller_port)
     except ControlRefused as error:
-        _refuse(str(error))
+        print(f"tftctl doctor: red: {error}", file=sys.stderr)
+        return RED
     except OSError as error:
         taken = names.explain_taken(job.controller_port, error)
         print(
@@ -330,8 +341,7 @@ def serve(job: Job, seconds: float) -> int:
 def _answer(connection: socket.socket, address: str, job: Job, contexts: Secure | None) -> None:
     connection.settimeout(job.timeout)
     try:
-        if contexts is not None:
-            connection = contexts.server.wrap_socket(connection, server_side=True)
+        connection = probe.let_in(connection, contexts)
         with Channel(connection, address) as channel:
             greet(channel, job, None, job.timeout)
             last = Peer(job, contexts).serve(channel)
@@ -339,11 +349,6 @@ def _answer(connection: socket.socket, address: str, job: Job, contexts: Secure 
     except (OSError, ChannelError) as error:
         connection.close()
         print(f"tftctl doctor: {address} asked nothing: {error}", file=sys.stderr, flush=True)
-
-
-def _refuse(text: str) -> NoReturn:
-    print(f"tftctl doctor: error: {text}", file=sys.stderr)
-    raise typer.Exit(USAGE)
 
 
 @contextlib.contextmanager

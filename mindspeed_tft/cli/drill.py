@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import shutil
@@ -113,6 +114,9 @@ def command(
     rendezvous: Annotated[
         str, typer.Option(help="How several nodes find each other: static (--master-addr, --node-rank) or c10d.")
     ] = jobs.RENDEZVOUS[0],
+    tls: Annotated[
+        bool, typer.Option("--tls", help="The nodes speak mutual TLS, with certificates that are made for the drill.")
+    ] = False,
     timeout: Annotated[float, typer.Option(help="Seconds that each job may take.")] = 240.0,
 ) -> None:
     """Break a small real Megatron job on purpose, let the plugin recover, and compare every byte with an unbroken run.
@@ -139,11 +143,15 @@ def command(
             rendezvous=rendezvous,
             sharded=distributed_optimizer,
         )
+        if tls and plan.nodes == 1:
+            raise SpecError("--tls: a single host opens no port that TLS could protect; add --nodes 2")
         check_files(json_file, keep)
     except SpecError as error:
         raise typer.BadParameter(str(error)) from error
     console = Console()
     with workspace(keep) as (work, cache):
+        if tls:
+            plan = dataclasses.replace(plan, tls_dir=str(certificates(work)))
         with listener_for(console) as listener:
             report = rehearse(plan, work, cache, listener)
         if json_file is not None:
@@ -210,6 +218,13 @@ def make_plan(
         rendezvous=rendezvous,
         sharded=sharded,
     )
+
+
+def certificates(work: Path) -> Path:
+    """A --tft-tls-dir for all nodes of a drill, which are this host."""
+    from mindspeed_tft.control.authority import Authority
+
+    return Authority.create(work / "certs").node(os.uname().nodename, ["127.0.0.1"])
 
 
 def check_launcher(preset: str, launcher: str | None, warm_standby: bool) -> str:

@@ -48,7 +48,9 @@ def switch_back(
 ) -> None:
     """Move all collectives to the link that they used before the last switch. Said twice, it changes nothing.
 
-    Everything is as with `tftctl switch-link`, exit status included.
+    Everything is as with `tftctl switch-link`.
+
+    Exit status: as `tftctl switch-link`.
     """
     _ask("switch-back", {}, job, controller, tls_dir, as_json, timeout)
 

@@ -6,8 +6,8 @@ from collections import Counter
 from typing import Any
 
 from rich.console import Group, RenderableType
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 FEW = 64  # ranks, or shards, up to which each is shown
 LATE = 5.0  # seconds without a heartbeat that are worth a colour
@@ -41,7 +41,7 @@ def _table(title: str, *columns: str) -> Table:
 
 
 def _head(told: dict[str, Any]) -> Table:
-    table = Table(title=f"Job {told['run']}", show_header=False, title_justify="left")
+    table = Table(title=Text(f"Job {told['run']}"), show_header=False, title_justify="left")
     table.add_column("what", style="bold")
     table.add_column("value", overflow="fold")
     leader, level = told["controller"], told["protection"]["level"]
@@ -49,7 +49,7 @@ def _head(told: dict[str, Any]) -> Table:
     seconds = told["seconds_per_step"]
     rows = {
         "state": told["state"] + (f": {told['reason']}" if told["reason"] else ""),
-        "protection": f"[{_COLOURS[level]}]{level}[/]: {told['protection']['text']}",
+        "protection": f"{level}: {told['protection']['text']}",
         "step": f"{told['step']} complete" + (f", {seconds:.2f} s each" if seconds else ""),
         "checkpoint": f"step {told['checkpoint']}, of this run" if told["checkpoint"] else "none of this run yet",
         "pause": _pause(told["pause"]),
@@ -70,7 +70,7 @@ def _head(told: dict[str, Any]) -> Table:
     if told.get("link"):
         rows["link"] = _link(told["link"])
     for name, value in rows.items():
-        table.add_row(name, value)
+        table.add_row(name, Text(value, _COLOURS[level] if name == "protection" else ""))
     return table
 
 
@@ -90,9 +90,8 @@ def _pause(told: dict[str, Any]) -> str:
 def _outlook(told: list[dict[str, Any]]) -> Table:
     table = _table("What a fault would lead to now", "fault of a", "leads to", "steps lost", "how", "because")
     for one in told:
-        lost = str(one["steps_lost"]) if one["result"] != "a dump" else "0"
-        result = f"[{_RESULTS.get(one['result'], 'white')}]{one['result']}[/]"
-        table.add_row(one["fault"], result, lost, one["text"], one["reason"])
+        result = Text(one["result"], _RESULTS.get(one["result"], ""))
+        table.add_row(one["fault"], result, str(one["steps_lost"]), Text(one["text"]), Text(one["reason"]))
     return table
 
 
@@ -110,11 +109,19 @@ def _ranks(told: list[dict[str, Any]], everything: bool) -> list[RenderableType]
     table = _table("Ranks", "rank", "state", "step", "phase", "heard", "pid", "host", "part", "holds")
     for rank in shown:
         heard = rank["heard_seconds_ago"]
-        age = "" if heard is None else f"[red]{heard:.1f} s ago[/]" if _is_late(rank) else f"{heard:.1f} s ago"
-        state = rank["state"] if rank["state"] == "alive" else f"[red]{rank['state']}[/]"
-        state += f": {rank['why']}" if rank["why"] else ""
-        row = (rank["rank"], state, rank["step"], rank["phase"], age, rank["pid"] or "", rank["host"], rank["part"])
-        table.add_row(*map(str, row), ", ".join(rank["holds"]))
+        age = Text("" if heard is None else f"{heard:.1f} s ago", "red" if _is_late(rank) else "")
+        state = Text(rank["state"] + (f": {rank['why']}" if rank["why"] else ""))
+        state.stylize("" if rank["state"] == "alive" else "red")
+        row = (
+            rank["step"],
+            rank["phase"],
+            age,
+            rank["pid"] or "",
+            rank["host"],
+            rank["part"],
+            ", ".join(rank["holds"]),
+        )
+        table.add_row(str(rank["rank"]), state, *(one if isinstance(one, Text) else Text(str(one)) for one in row))
     return [*parts, table] if shown else parts
 
 
@@ -130,9 +137,8 @@ def _shards(told: dict[str, dict[str, Any]], everything: bool) -> list[Renderabl
     )
     table = _table(title, "shard", "held by ranks", "on hosts")
     for name, one in sorted(shown) if len(shown) == len(told) else shown:
-        alone = len(one["ranks"]) == 1
-        held = _few(one["ranks"])
-        table.add_row(name, f"[red]{held}[/]" if alone else held, ", ".join(one["hosts"]))
+        held = Text(_few(one["ranks"]), "red" if len(one["ranks"]) == 1 else "")
+        table.add_row(Text(name), held, Text(", ".join(one["hosts"])))
     return [table]
 
 

@@ -25,10 +25,10 @@ from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.candidates import Candidates, RelayIs, RoleFile
 from mindspeed_tft.control.config import ControlConfig
 from mindspeed_tft.control.controller import Controller, EngineLike
+from mindspeed_tft.control.gate import Gate
 from mindspeed_tft.control.leadership import Leadership, Role, Verdict, generation
 from mindspeed_tft.control.lease import Lease, Seen, Storage, fresh_name
 from mindspeed_tft.control.seats import HostLink, SeatState, gather
-from mindspeed_tft.control.uplink import METHOD, OPTIONS
 from mindspeed_tft.control.watchers import Watchers
 from mindspeed_tft.observe import logs
 from mindspeed_tft.observe.incident import Recorder
@@ -40,7 +40,6 @@ log = logging.getLogger(__name__)
 
 TICK = 0.2
 EPOCHS = 1000  # kept for the stops of each later leader: no two leaders ever give the same one
-_SERVER_OPTIONS = [*OPTIONS, ("grpc.so_reuseport", 0)]
 
 MakeEngine = Callable[[int, int], EngineLike]  # of the last epoch and the last order id that were used before
 
@@ -66,6 +65,11 @@ class _Inheritance:
     seats: dict[int, SeatState] = field(default_factory=dict)
     term: int = 0  # of the leader that told the last of it
     version: int = 0
+
+
+def _of(hello: wire.HostHello, one: wire.Candidate, nnodes: int) -> bool:
+    """A host may name candidates of its own only."""
+    return one.host == hello.host and (nnodes == 1 or one.index == hello.node_rank)
 
 
 class Candidate:
@@ -97,9 +101,11 @@ class Candidate:
         self._counter = 0
         self._storage = Storage()
         self._over = False
+        self._gate = Gate(config.nnodes)
         self._service = operator.Service(
-            config, self._transport, time.monotonic, lambda: self._controller, self._other_leader, self._about
-        )
+            config, self._transport, time.monotonic, lambda: self._controller, self._other_leader, self._about,
+            self._gate.admit,
+        )  # fmt: skip
         self._starting = starting  # until anybody was heard
         self._heard = time.monotonic()  # a relay or a leader
         self._changed = asyncio.Event()
@@ -112,19 +118,21 @@ class Candidate:
             return  # the job has ended while this process was started
         launcher = self._watch_launcher()
         self._unix = unix_path
-        server = self._make_server()
+        server = listener.make_server(self._stream, self._told, self._service.handler())
         finished: Controller | None = None
         try:
             self._address = listener.bind(server, unix_path, self._config, self._index, self._transport)
             address = self._address if self._config.nnodes > 1 else f"unix:{unix_path}"
             self._me = wire.Candidate(index=self._index, host=self._config.host, address=address)
             await server.start()
+            self._gate.start(self._address)
             self._say_role()
             ready()
             finished = await self._live()
         finally:
             # First of all the port: a restart of the job by its launcher wants it at once.
             await server.stop(grace=0.2)
+            self._gate.end()
             if self._role is not None:  # else that file is still of one before us, which was killed
                 candidates.forget(self._directory, self._index)
             Path(unix_path).unlink(missing_ok=True)
@@ -133,27 +141,6 @@ class Candidate:
             await finished.finish(launcher)
         elif launcher >= 0:
             os.close(launcher)
-
-    def _make_server(self) -> grpc.aio.Server:
-        server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=100_000)
-        _, service, relay = METHOD.split("/")
-        lead = peers.METHOD.rpartition("/")[2]
-        handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
-            relay: grpc.stream_stream_rpc_method_handler(
-                self._stream,
-                request_deserializer=wire.HostSays.FromString,
-                response_serializer=wire.HostOrders.SerializeToString,
-            ),
-            lead: grpc.unary_unary_rpc_method_handler(
-                self._told,
-                request_deserializer=wire.Lead.FromString,
-                response_serializer=wire.LeadHeard.SerializeToString,
-            ),
-        }
-        server.add_generic_rpc_handlers(
-            (grpc.method_handlers_generic_handler(service, handlers), self._service.handler())
-        )
-        return server
 
     def _watch_launcher(self) -> int:
         if self._config.launcher_pid <= 0:
@@ -398,6 +385,7 @@ class Candidate:
             log.warning("refused a host: %s", refusal)
             await context.write(wire.HostOrders(refused=wire.Refused(reason=refusal)))
             return
+        self._gate.admit(context.peer())
         task = asyncio.current_task()
         assert task is not None
         votes, certificate = not self._is_held(first.hello), tls.peer_certificate(context)
@@ -465,7 +453,7 @@ class Candidate:
             return
         if visit.votes:
             self._leadership.heard(visit.link.hello.node_rank, time.monotonic())
-        if self._known.learn([one for one in message.candidates if one.host == visit.link.hello.host]):
+        if self._known.learn([one for one in message.candidates if _of(visit.link.hello, one, self._config.nnodes)]):
             self._share_table()
         if visit.welcomed and self._controller is not None:
             self._controller.hear(visit.link, message)
@@ -565,6 +553,7 @@ class Candidate:
             return wire.LeadHeard(refused=f"this is a controller of {self._config.run_name!r}, not of {lead.run!r}")
         if stranger := self._stranger(lead.leader.host, context):
             return wire.LeadHeard(refused=stranger)
+        self._gate.admit(context.peer())
         now = time.monotonic()
         if not self._leadership.told(lead.term, lead.leader.index, now, lead.shared):
             return wire.LeadHeard(term=self._leadership.term)

@@ -67,6 +67,7 @@ class Candidates:
             first = wire.Candidate(index=0, address=f"{config.tcp_host()}:{config.tcp_port()}")
             self._table[0] = first
         self.term, self.lease = 0, ""
+        self._kept = True
         self._read()
 
     def here(self) -> list[int]:
@@ -122,9 +123,16 @@ class Candidates:
 
     def save(self) -> None:
         """Keeps what was learned, for whoever is started again on this host."""
+        if not self._kept:
+            return
         known = [[c.index, c.host, c.address] for c in self.table().candidates]
         text = json.dumps({"term": self.term, "lease": self.lease, "table": known})
         write_private(self._directory / _UPLINK, text)
+
+    def forget(self) -> None:
+        """At the orderly end of a relay. What it hears from now on, in its last moments, is not kept."""
+        self._kept = False
+        (self._directory / _UPLINK).unlink(missing_ok=True)
 
     def _read(self) -> None:
         try:
@@ -166,11 +174,6 @@ def relay_of(directory: Path) -> RelayIs:
 def forget(directory: Path, index: int) -> None:
     """At the orderly end of a controller."""
     _role_path(directory, index).unlink(missing_ok=True)
-
-
-def forget_uplink(directory: Path) -> None:
-    """At the orderly end of a relay."""
-    (directory / _UPLINK).unlink(missing_ok=True)
 
 
 def leave(directory: Path) -> None:

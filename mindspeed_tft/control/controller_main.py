@@ -20,6 +20,7 @@ _COLLECT_AFTER = 100_000  # new objects
 
 def serve(config: ControlConfig, args: argparse.Namespace, ready: daemon.Ready) -> None:
     # Imported here: gRPC does not survive the fork that detaches this process.
+    from mindspeed_tft.control import native_log
     from mindspeed_tft.control.candidate import Candidate
     from mindspeed_tft.control.controller import EngineLike
 
@@ -45,6 +46,8 @@ def serve(config: ControlConfig, args: argparse.Namespace, ready: daemon.Ready) 
         directory = Path(args.socket).parent
         gc.freeze()  # what was imported stays
         gc.set_threshold(_COLLECT_AFTER, *gc.get_threshold()[1:])
+        if config.tcp():
+            native_log.divert()
         await Candidate(config, args.index, directory, make_engine, args.starting).run(args.socket, ready)
 
     asyncio.run(main())

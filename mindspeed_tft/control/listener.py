@@ -6,14 +6,56 @@ import errno
 import logging
 import os
 import socket
+from typing import Any
 
+import grpc
 import grpc.aio
 
 from mindspeed_tft.addresses import is_loopback
-from mindspeed_tft.control import tls
+from mindspeed_tft.control import peers, tls
+from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.config import ControlConfig, ControlRefused, ControlUnavailable
+from mindspeed_tft.control.uplink import METHOD, OPTIONS
 
 log = logging.getLogger(__name__)
+
+_HANDSHAKE = 5.0  # seconds
+_IDLE = 60.0  # seconds without a call
+_SERVER_OPTIONS = [
+    *OPTIONS,
+    ("grpc.so_reuseport", 0),
+    # Who connects and says nothing holds a descriptor; gRPC's own limits are two minutes, and for ever.
+    ("grpc.server_handshake_timeout_ms", int(1000 * _HANDSHAKE)),
+    ("grpc.max_connection_idle_ms", int(1000 * _IDLE)),
+    ("grpc.max_concurrent_streams", 64),  # on one connection; a relay has one
+    ("grpc.max_metadata_size", 8192),
+]
+
+
+def make_server(relay: Any, lead: Any, operator: grpc.GenericRpcHandler) -> grpc.aio.Server:
+    """A server that does not listen yet.
+
+    Args:
+        relay: serves the stream of a relay.
+        lead: answers another candidate that leads.
+        operator: the service for operators.
+    """
+    server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=100_000)
+    _, service, relay_name = METHOD.split("/")
+    handlers: dict[str, grpc.RpcMethodHandler[Any, Any]] = {
+        relay_name: grpc.stream_stream_rpc_method_handler(
+            relay,
+            request_deserializer=wire.HostSays.FromString,
+            response_serializer=wire.HostOrders.SerializeToString,
+        ),
+        peers.METHOD.rpartition("/")[2]: grpc.unary_unary_rpc_method_handler(
+            lead,
+            request_deserializer=wire.Lead.FromString,
+            response_serializer=wire.LeadHeard.SerializeToString,
+        ),
+    }
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(service, handlers), operator))
+    return server
 
 
 def bind(

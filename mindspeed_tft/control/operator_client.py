@@ -28,6 +28,7 @@ from mindspeed_tft.control.candidates import RoleFile, Route, lives
 from mindspeed_tft.control.config import ControlRefused
 from mindspeed_tft.control.operator import METHOD
 from mindspeed_tft.control.uplink import open_channel
+from mindspeed_tft.engine.hold import AGAIN
 
 CONNECT = 5.0  # seconds for one controller
 TAKEOVER = 60.0  # seconds for another controller to lead, where the one that was asked is gone
@@ -127,24 +128,36 @@ class Client:
         while True:
             why: list[str] = []
             routes = self._find()
+            waits = asked  # somebody is about to lead
             while routes:
                 route = routes.pop(0)
                 try:
                     heard = await self._ask_at(route, request, progress)
                 except _Lost as lost:
-                    why.append(f"controller at {route.address}: {lost}")
+                    hint = self._hint(route)
+                    why.append(f"controller at {route.address}: {lost}{hint}")
                     asked = asked or lost.asked
+                    waits = asked or (waits and not hint)
                     end = time.monotonic() + TAKEOVER if lost.asked else end
                     continue
                 if isinstance(heard, Reply):
                     return heard
+                waits = True
                 if heard.address:
                     routes = [Route(heard.index, heard.address, heard.host if heard.index else "")]
-                why.append("no controller leads at this moment")
-            # Before a controller took it, only somebody who is about to lead is worth waiting for.
-            if time.monotonic() > end or not (asked or any("no controller leads" in reason for reason in why)):
+                else:
+                    why.append("no controller leads at this moment")
+            if asked:
+                request.args[AGAIN] = "1"
+            if time.monotonic() > end or not waits:
                 raise Unreachable("; ".join(why) or "no controller of this job is left on this host")
             await asyncio.sleep(_PAUSE)
+
+    def _hint(self, route: Route) -> str:
+        if self._transport is not None or route.address.startswith("unix:"):
+            return ""
+        where = f" on host {route.name}" if route.name else ""
+        return f"; run this{where}, or give --controller {route.address} --tls-dir DIR"
 
     async def _ask_at(
         self, route: Route, request: wire.OperatorAsks, progress: Callable[[str, int, int], None]

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mindspeed_tft.control import codec, pids, stacks, tasks
 from mindspeed_tft.control import wire_pb2 as wire
-from mindspeed_tft.control.candidates import forget_uplink, leave
+from mindspeed_tft.control.candidates import leave
 from mindspeed_tft.control.config import ControlConfig
 from mindspeed_tft.control.framing import MAX_FRAME, FrameError, FrameReader, pack
 from mindspeed_tft.control.guard import Guard
@@ -72,6 +72,7 @@ class Relay:
         self._inode = path.stat().st_ino
         self._deadlines: Deadlines = uplink.deadlines
         self._start = config.start
+        self._candidates = uplink.candidates
         self._up = UplinkKeeper(uplink, self._on_up, self._on_lost, self._on_down, self._on_message)
         self._guard = Guard(config, path.parent, uplink.candidates, starting, lambda: self._up.up, self._say_candidates)
         self._links: set[RankLink] = set()
@@ -136,7 +137,7 @@ class Relay:
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_ino == self._inode:  # else it is the next job's already
                 self._path.unlink()
-                forget_uplink(self._path.parent)
+                self._candidates.forget()
                 leave(self._path.parent)
         self._listener.close()
 

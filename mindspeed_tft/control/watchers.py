@@ -6,11 +6,14 @@ They may fail, and nothing of the job may: what goes wrong here is said once, an
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import socket
 import ssl
+import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mindspeed_tft.addresses import is_loopback
@@ -27,7 +30,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_LAST = 5.0  # seconds for what is left to be sent
+_LAST = 1.0  # seconds for what is left: the job's port is wanted by whoever starts it again
 
 Live = Callable[[], tuple[int, int]]  # hosts that are connected, processes that are parked
 
@@ -68,12 +71,10 @@ class Watchers:
         self._live = live
 
     async def end(self) -> None:
-        """The port is free, and traces are sent, when this returns; or it took too long."""
-        loop = asyncio.get_running_loop()
-        if self.endpoint is not None:
-            await loop.run_in_executor(None, self.endpoint.close)
-        if self._tracer is not None:
-            await loop.run_in_executor(None, self._tracer.close, _LAST)
+        """The port is free, and traces are sent, when this returns; or it took too long. What hangs is left behind."""
+        closing = [self.endpoint.close, self._keep_last] if self.endpoint is not None else []
+        closing += [self._tracer.close] if self._tracer is not None else []
+        await asyncio.gather(*(_wait_for(close) for close in closing))
 
     # ---------------------------------------------------------------------------------- beginning
 
@@ -99,6 +100,13 @@ class Watchers:
             )
             self.endpoint.start()
 
+    def _keep_last(self) -> None:
+        assert self.endpoint is not None
+        try:
+            self.endpoint.write(Path(self._config.incident_dir))
+        except OSError as error:
+            log.warning("the last metrics are not in %s: %s", self._config.incident_dir, error)
+
     def _tell(self, found: Recovery) -> None:
         if self._tracer is not None:
             self._tracer.tell(found)
@@ -106,6 +114,22 @@ class Watchers:
     def _give_up(self) -> None:
         log.exception("metrics and traces end here, by a mistake of ours; training goes on")
         self._events, self._actions = {}, {}
+
+
+async def _wait_for(work: Callable[[], None]) -> None:
+    """On a thread that nobody joins: those of the event loop's executor hold up the end of the process."""
+    loop, done = asyncio.get_running_loop(), asyncio.Event()
+
+    def run() -> None:
+        try:
+            work()
+        finally:
+            with contextlib.suppress(RuntimeError):  # the loop is gone
+                loop.call_soon_threadsafe(done.set)
+
+    threading.Thread(target=run, name="tft-closing", daemon=True).start()
+    with contextlib.suppress(asyncio.TimeoutError):
+        await asyncio.wait_for(done.wait(), _LAST)
 
 
 def secured(config: ControlConfig) -> Secure | None:

@@ -44,11 +44,11 @@ class Job:
 
     @property
     def key_password_file(self) -> str | None:
-        return getattr(self.settings, "tft_tls_key_password_file", None)
+        return self.settings.tft_tls_key_password_file
 
     @property
     def decrypt(self) -> str | None:
-        return getattr(self.settings, "tft_tls_decrypt", None)
+        return self.settings.tft_tls_decrypt
 
     @property
     def controller_port(self) -> int:

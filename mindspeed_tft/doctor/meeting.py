@@ -39,7 +39,8 @@ class Host:
     name: str  # in the report
     channel: Channel
     said: Mapping[str, Any]  # its greeting
-    asked: str | None = None  # the name or address by which it was reached; None: it came to us, or is this one
+    asked: str | None = None  # the name or address that the user gave for it; None: it came to us, or is this one
+    here: bool = False  # it is this very host, where no doctor has a port
 
 
 @dataclass
@@ -72,7 +73,7 @@ def this_host(job: Job, contexts: Secure | None, name: str) -> Iterator[Host]:
     thread = threading.Thread(target=serve, name="doctor-peer", daemon=True)
     thread.start()
     with Channel(ours, name) as channel:
-        yield Host(name, channel, greet(channel, job, None, SEND))
+        yield Host(name, channel, greet(channel, job, None, SEND), here=True)
     thread.join(job.timeout)
 
 
@@ -201,7 +202,9 @@ def _say_missing(met: Met, numbers: set[object], strangers: list[str], job: Job,
             )
         )
     for text in list(dict.fromkeys(strangers))[:_STRANGERS]:
-        met.findings.append(Finding("hosts", Level.RED, text, "look at the certificates and versions there"))
+        # Who was late, and came again in time, is no reason to stop.
+        level = Level.RED if lacking > 0 else Level.YELLOW
+        met.findings.append(Finding("hosts", level, text, "look at the certificates and versions there"))
 
 
 def _receive(connection: socket.socket, address: str, job: Job, contexts: Secure | None) -> Host | str:
@@ -210,8 +213,7 @@ def _receive(connection: socket.socket, address: str, job: Job, contexts: Secure
     try:
         connection.settimeout(job.timeout)
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        if contexts is not None:
-            connection = contexts.server.wrap_socket(connection, server_side=True)
+        connection = probe.let_in(connection, contexts)
         channel = Channel(connection, address)
         said = greet(channel, job, 0, job.timeout)
     except OSError as error:

@@ -196,6 +196,8 @@ def check_ports(job: Job, *, controller: bool, rendezvous: bool) -> Iterator[Fin
         wanted["--tft-controller-port"] = job.controller_port
     if rendezvous and job.nodes > 1:
         wanted["--master-port"] = rendezvous_port(job)
+    if job.settings.tft_metrics_port is not None:
+        wanted["--tft-metrics-port"] = job.settings.tft_metrics_port
     for flag, port in wanted.items():
         taken = why_taken(port)
         if taken:
@@ -226,7 +228,7 @@ def explain_taken(port: int, error: OSError) -> str:
         return _words(error)
     try:
         for entry in psutil.net_connections("tcp"):
-            if entry.status == psutil.CONN_LISTEN and entry.laddr.port == port and entry.pid:
+            if entry.status == psutil.CONN_LISTEN and entry.pid and entry.laddr and entry.laddr.port == port:
                 return f"by process {entry.pid}, {psutil.Process(entry.pid).name()}"
     except psutil.Error:
         pass  # of another user

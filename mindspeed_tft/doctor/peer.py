@@ -163,6 +163,10 @@ def greet(channel: Channel, job: Job, node: int | None, timeout: float) -> Messa
     """
     channel.send(hello(job, node), timeout)
     said = channel.receive(timeout)
-    if said.get("hello") != PROTOCOL or not isinstance(said.get("host"), str):
+    fits = isinstance(said.get("host"), str) and all(
+        key in said and (said[key] is None or isinstance(said[key], kind))
+        for key, kind in (("node", int), ("data", str))
+    )
+    if said.get("hello") != PROTOCOL or not fits:
         raise ChannelError(f"{channel.name} is no doctor of this version; install the same version on all hosts")
     return said

@@ -29,6 +29,7 @@ from mindspeed_tft.doctor.names import addresses_of
 ADDRESSES = 3  # of one name that are tried
 AT_ONCE = 32  # attempts, and answers, of one host at the same time
 _ANSWER = b"tft-doctor "
+_WELCOME = b"\n"
 _LINE = 256  # bytes; nobody who belongs here says more
 
 
@@ -123,20 +124,21 @@ def secure(job: Job) -> Secure | None:
     found = identity(job)
     if found is None:
         return None
-    contexts = []
-    for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER):
-        context = ssl.SSLContext(protocol)
-        context.minimum_version = ssl.TLSVersion.TLSv1_2
-        context.check_hostname = False  # compared by `_judge`, because a host may have one of several names
-        context.verify_mode = ssl.CERT_REQUIRED
-        context.load_verify_locations(cadata=found.ca.decode("ascii", "ignore"))
-        fd = os.memfd_create("tft-doctor", os.MFD_CLOEXEC)  # it takes files only, and the key may have been encrypted
-        with open(fd, "wb") as file:
-            file.write(found.certificate + b"\n" + found.key)
-            file.flush()
-            context.load_cert_chain(f"/proc/self/fd/{fd}")
-        contexts.append(context)
-    return Secure(*contexts, found)
+    return Secure(_context(found, ssl.PROTOCOL_TLS_CLIENT), _context(found, ssl.PROTOCOL_TLS_SERVER), found)
+
+
+def _context(ours: tls.Identity, protocol: int) -> ssl.SSLContext:
+    context = ssl.SSLContext(protocol)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    context.check_hostname = False  # compared by `_judge`, because a host may have one of several names
+    context.verify_mode = ssl.CERT_REQUIRED
+    context.load_verify_locations(cadata=ours.ca.decode("ascii", "ignore"))
+    fd = os.memfd_create("tft-doctor", os.MFD_CLOEXEC)  # it takes files only, and the key may have been encrypted
+    with open(fd, "wb") as file:
+        file.write(ours.certificate + b"\n" + ours.key)
+        file.flush()
+        context.load_cert_chain(f"/proc/self/fd/{fd}")
+    return context
 
 
 class Failed(Exception):
@@ -174,9 +176,37 @@ def connect(target: Target, contexts: Secure | None, timeout: float) -> socket.s
         raise Failed(*explain(error, target, timeout)) from None
     try:
         _judge(wrapped, target, contexts.ours)
+        _wait_to_be_let_in(wrapped, target, timeout)
     except Failed:
         wrapped.close()
         raise
+    return wrapped
+
+
+def _wait_to_be_let_in(connection: ssl.SSLSocket, target: Target, timeout: float) -> None:
+    """Until the other side has said that it takes our certificate: with TLS 1.3 a client is ready before that, and who
+    writes at once may never read why he was refused."""
+    place = f"{target.address}:{target.port}"
+    try:
+        said = connection.recv(1)
+    except TimeoutError:
+        raise Failed(Why.MUTE, f"{place} takes TLS connections, and says nothing within {timeout:g} s") from None
+    except OSError as error:
+        raise Failed(*explain(error, target, timeout)) from None
+    if said != _WELCOME:
+        raise Failed(Why.STRANGER if said else Why.BROKEN, f"something else than a doctor listens at {place}")
+
+
+def let_in(connection: socket.socket, contexts: Secure | None) -> socket.socket:
+    """The other side of `connect`, with the timeout that the connection has.
+
+    Raises:
+        OSError: who came shows no certificate that we take, or none in time.
+    """
+    if contexts is None:
+        return connection
+    wrapped = contexts.server.wrap_socket(connection, server_side=True)
+    wrapped.sendall(_WELCOME)
     return wrapped
 
 
@@ -344,14 +374,10 @@ class Listener:
     def _answer(self, connection: socket.socket) -> None:
         """Whatever a stranger does costs it its connection, and us a thread for some seconds."""
         connection.settimeout(self._timeout)
-        with connection, contextlib.suppress(OSError):
-            wrapped = connection
-            if self._contexts is not None:
-                wrapped = self._contexts.server.wrap_socket(connection, server_side=True)
-            with wrapped:
-                said = read_line(wrapped, time.monotonic() + self._timeout)
-                if hmac.compare_digest(said, self._word.encode()):
-                    wrapped.sendall(_ANSWER + b"\n")
+        with connection, contextlib.suppress(OSError), let_in(connection, self._contexts) as wrapped:
+            said = read_line(wrapped, time.monotonic() + self._timeout)
+            if hmac.compare_digest(said, self._word.encode()):
+                wrapped.sendall(_ANSWER + b"\n")
 
 
 def listen(address: str, port: int) -> socket.socket:

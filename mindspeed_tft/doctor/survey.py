@@ -150,7 +150,7 @@ class Survey:
                 "hosts": self._named,
                 "first": host.name == first,
                 "rendezvous": self._rendezvous,
-                "port": self._ports and host.asked is None,
+                "port": self._ports and host.here,
             }
             for host in self._hosts
         }

@@ -34,6 +34,7 @@ from mindspeed_tft.engine.types import (
 )
 from mindspeed_tft.engine.words import count, ranks
 
+AGAIN = "again"  # among the arguments: an engine before this one was asked already, and its answer may be lost
 LIMIT = 3600.0  # seconds that a job is held for, where nobody says it
 OF_HELD = frozenset({OrderKind.SAVE, OrderKind.LINK})  # orders that ranks carry out while they are held
 Data = dict[str, str | int | float]
@@ -172,7 +173,7 @@ class Holds:
     def paused(self) -> bool:
         """All ranks are held."""
         alive = len(self._roster.alive)
-        return bool(self.wish.hold) and alive > 0 and len(self._in) == alive
+        return bool(self.wish.hold) and self._roster.complete and len(self._in) == alive > 0
 
     @property
     def held_after(self) -> dict[int, int]:
@@ -248,7 +249,7 @@ class Holds:
         step, limit = int(_number(event, "step", 0)), _number(event, "limit", LIMIT)
         if limit <= 0:
             raise Refusal(f"--for {limit:g} s is no time; give at least a second")
-        if self.paused:
+        if self.paused and not event.args.get(AGAIN):
             raise Refusal(
                 f"the job is paused already, after step {self._step}, for {self._hold_left:.0f} s more; resume it first"
             )
@@ -266,7 +267,7 @@ class Holds:
         if self._work is not None:
             doing = self._worker.asked.kind if self._worker is not None else "something"
             raise Refusal(f"{doing} is under way on the held ranks; wait for it")
-        if not self.wish.hold and not self._leaving:
+        if not self.wish.hold and not self._leaving and not event.args.get(AGAIN):
             raise Refusal("the job is not paused")
         if not self.paused:
             for name, each in list(self._requests.items()):
@@ -469,7 +470,9 @@ class Holds:
 
     @property
     def _everybody_saved(self) -> bool:
-        return bool(self._saved) and len(self._saved) == len(self._roster.alive)
+        """The same step. After a fault in the middle of it, those who had saved may save another one once more."""
+        everybody = bool(self._saved) and len(self._saved) == len(self._roster.alive)
+        return everybody and len({event.step for event in self._saved.values()}) == 1
 
     def _come_true(self, request: _Request) -> Outcome | None:
         kind, now = request.asked.kind, self._desk.now
@@ -500,7 +503,6 @@ class Holds:
         """Everybody was stopped. What is wished stays, and is agreed again when training goes on."""
         self._in.clear()
         self._leaving.clear()
-        self._saved.clear()
         self._since = None
         if self._work is not None:
             self._end_work(Outcome(False, self._work.broken or "a fault came in between; look at the incident"))

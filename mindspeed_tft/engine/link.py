@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 from enum import Enum
 
 from mindspeed_tft.engine.desk import Desk, Payload
-from mindspeed_tft.engine.hold import Data, Holds, Outcome, Refusal
+from mindspeed_tft.engine.hold import AGAIN, Data, Holds, Outcome, Refusal
 from mindspeed_tft.engine.roster import Roster
 from mindspeed_tft.engine.types import Asked, Deadlines, LinkState, Order, OrderDone, OrderKind
 from mindspeed_tft.engine.words import count, ranks, some
@@ -55,9 +55,14 @@ def wanted(state: LinkState, args: Mapping[str, str], back: bool) -> str:
     """The link that a request asks for.
 
     Raises:
-        Refusal: there is none to go back to, none is named, no interface can have that name, or the job uses it
-            already.
+        Refusal: there is none to go back to, or nobody knows whether it was done already; none is named, no interface
+            can have that name, or the job uses it already.
     """
+    if back and args.get(AGAIN):  # said twice, it would undo what was done
+        raise Refusal(
+            f"another controller leads now, and collectives use link {named(state.name)}, and used"
+            f" {named(state.before)} before; ask again if they are to go back"
+        )
     if back and not state.epoch:
         raise Refusal("the job was never moved to another link: there is none to go back to")
     link = state.before if back else args.get("link", "").strip()
@@ -66,7 +71,7 @@ def wanted(state: LinkState, args: Mapping[str, str], back: bool) -> str:
     if bad := [part for part in link.split(",") if link and not NAME.fullmatch(part)]:
         raise Refusal(f"{bad[0]!r} cannot be the name of a network interface")
     link = "" if link == DEFAULT else link
-    if link == state.name:
+    if link == state.name and not args.get(AGAIN):
         raise Refusal(f"collectives use link {named(link)} already")
     return link
 
@@ -123,6 +128,10 @@ class Switch:
     def begin(self, members: tuple[int, ...], step: int) -> None:
         """All ranks are held after `step`."""
         self._members, self._step, self._begun = members, step, self._desk.now
+        if self._to == self._desk.link.name:  # done for an engine before this one
+            told: Data = {"link": named(self._to), "before": named(self._desk.link.before), "step": step}
+            self._outcome = Outcome(True, f"collectives use link {named(self._to)} now", told)
+            return
         self._desk.note(f"link {named(self._desk.link.name)} -> {named(self._to)}, after step {step}")
         self._run(Stage.CHECK, {"link": self._to})
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from mindspeed_tft.engine.types import RankInfo
 from mindspeed_tft.engine.words import count, ranks, some
@@ -40,6 +41,7 @@ class Situation:
     def online(self) -> bool:
         return bool({"retry", "recover"} & set(self.strategies))
 
+    @cached_property
     def holders(self) -> dict[str, set[int]]:
         """Shard id -> the ranks that live and hold it."""
         found: dict[str, set[int]] = {}
@@ -48,6 +50,7 @@ class Situation:
                 found.setdefault(shard, set()).add(rank)
         return found
 
+    @cached_property
     def on_hosts(self) -> dict[str, set[int]]:
         found: dict[str, set[int]] = {}
         for rank, info in self.alive.items():
@@ -57,7 +60,7 @@ class Situation:
 
 def outlook(now: Situation) -> tuple[Prospect, ...]:
     """The faults of one process, one device's memory, one link and one host."""
-    alone = sorted(shard for shard, holding in now.holders().items() if len(holding) == 1)
+    alone = sorted(shard for shard, holding in now.holders.items() if len(holding) == 1)
     return (_process(now, alone), _memory(now, alone), _link(now), _host(now))
 
 
@@ -88,16 +91,17 @@ def _link(now: Situation) -> Prospect:
 
 def _host(now: Situation) -> Prospect:
     """Of the hosts, the one whose loss would cost most."""
-    hosts = now.on_hosts()
+    hosts = now.on_hosts
     if len(hosts) <= 1:
         kept = f"the checkpoint of step {now.checkpoint}" if now.checkpoint else "no checkpoint of this run"
         text = f"the job ends with its only host; what is left is {kept}"
         return Prospect("host", ENDS_UNSAVED, now.step - now.checkpoint, text, "all ranks are on one host")
-    holders = now.holders()
-    worst, gone = max(
-        ((host, sorted(s for s, holding in holders.items() if holding <= there)) for host, there in hosts.items()),
-        key=lambda found: len(found[1]),
-    )
+    held_by: dict[str, list[str]] = {host: [] for host in sorted(hosts)}  # host -> shards that no other host has
+    for shard, holding in sorted(now.holders.items()):
+        places = {now.alive[rank].host for rank in holding}
+        if len(places) == 1:
+            held_by[places.pop()].append(shard)
+    worst, gone = max(held_by.items(), key=lambda found: len(found[1]))
     if gone:
         reason = f"all holders of {_named(gone)} are on {worst} ({ranks(hosts[worst])})"
         return _without_holder(now, "host", reason, "recover" in now.strategies)
@@ -135,7 +139,7 @@ def protection(state: str, missing: int, now: Situation, lost: Mapping[int, str]
         return {"level": "none", "text": f"{count(missing, 'rank')} did not register yet"}
     if state != "training":
         return {"level": "busy", "text": f"an incident is being handled: {state}"}
-    alone = [shard for shard, holding in now.holders().items() if len(holding) == 1]
+    alone = [shard for shard, holding in now.holders.items() if len(holding) == 1]
     ways = [way for way, on in (("repair", now.online), ("reboot", "recover" in now.strategies), ("dump", True)) if on]
     if lost or alone:
         why = f"{ranks(lost)} gone" if lost else f"{_shards(alone)} on one rank only"

@@ -33,7 +33,7 @@ def overview(
         "ranks": [_rank(rank, roster, beats.get(rank), held.get(rank), now) for rank in range(roster.world_size)],
         "shards": {
             shard: {"ranks": sorted(holding), "hosts": sorted({alive[rank].host for rank in holding})}
-            for shard, holding in sorted(situation.holders().items())
+            for shard, holding in sorted(situation.holders.items())
         },
         "newcomers": [_newcomer(rank, roster) for rank in sorted(roster.newcomers)],
     }

@@ -56,6 +56,7 @@ class Plan:
     pace: int = 0  # seconds between two faults that end the process of the same rank, at least
     timeout: float = 240.0  # seconds for each job
     extra: tuple[str, ...] = ()
+    tls_dir: str = ""  # for the hosts of the broken run; "": in the open
     save_interval: int | None = None  # of the broken job; None: as `save_interval` finds it
     every_step: bool = True  # the unbroken run keeps a checkpoint of every step; False: of its last one
     nodes: int = 1  # of the broken job; all on this host, each with a launcher, a relay and a controller of its own
@@ -290,7 +291,9 @@ def plugin_flags(plan: Plan) -> tuple[str, ...]:
     hang = ("--tft-hang-seconds", "5") if any(fault.kind in HANGS for fault in plan.faults) else ()
     # What is rehearsed is a bit that flips after the hash of its step.
     hashed = ("--tft-shard-hash", "step") if any(fault.kind == "flip" for fault in plan.faults) else ()
-    closed = ("--tft-insecure",) if plan.hosts else ()  # a network that was made for a test
+    closed = ["--tft-insecure"] if plan.hosts else []  # a network that was made for a test
+    if plan.tls_dir:
+        closed = ["--tft-tls-dir", plan.tls_dir]
     words = (*training_flags(plan), "--enable-high-availability", *replicas, *_ONLINE[plan.preset])
     return (*words, *hang, *hashed, *closed)
 

@@ -24,20 +24,30 @@ def own_faults(content: Content) -> list[dict[str, Any]]:
     told = content.get("engine", {}).get("faults") or content["faults"]
     own = [{"kind": "lost", **fault} for fault in told if fault.get("own", True)]
     causes: list[dict[str, Any]] = []
+    ended: set[int] = set()
     for fault in own:
-        follows = fault["kind"] == "lost" and any(
-            other["rank"] == fault["rank"] and other["kind"] in _ENDS for other in causes
-        )
+        follows = fault["kind"] == "lost" and fault["rank"] in ended
         if fault["kind"] != "terminated" and not follows:
             causes.append(fault)
+        if fault["kind"] in _ENDS:
+            ended.add(fault["rank"])
     return causes or own
 
 
-def losses(content: Content) -> list[dict[str, Any]]:
-    """Processes that were lost, in order: of those that had been told to leave, the end is none."""
-    told = {order["rank"]: float(order["t"]) for order in content["orders"] if order["kind"] == "exit"}
-    lost = [fault for fault in content["faults"] if fault.get("what") == "RankLost"]
-    return [fault for fault in lost if float(fault["t"]) < told.get(fault["rank"], float("inf"))]
+def own_words(content: Content) -> list[dict[str, Any]]:
+    """What was said of ranks themselves, in order: faults of their own, and processes that were lost. Of those that had
+    been told to leave, the end is no loss."""
+    left = {order["rank"]: float(order["t"]) for order in content["orders"] if order["kind"] == "exit"}
+    return [
+        fault
+        for fault in content["faults"]
+        if fault.get("own") or (lost(fault) and float(fault["t"]) < left.get(fault["rank"], float("inf")))
+    ]
+
+
+def lost(fault: Mapping[str, Any]) -> bool:
+    """The process of the rank is gone."""
+    return bool(fault.get("what") == "RankLost")
 
 
 def flipped(fault: Mapping[str, Any]) -> bool:

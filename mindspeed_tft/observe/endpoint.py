@@ -15,10 +15,11 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.exposition import choose_encoder
+from prometheus_client.exposition import choose_encoder, write_to_textfile
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from mindspeed_tft.observe import catalogue
@@ -28,6 +29,7 @@ from mindspeed_tft.observe.metrics import BUCKETS, Histogram, Metrics
 log = logging.getLogger(__name__)
 
 PATH = "/metrics"
+LAST = "metrics.prom"  # in the directory of the incidents
 _ASKERS = 8  # connections at a time; more are closed
 _PATIENCE = 10.0  # seconds for one connection, of a TLS handshake as of a request
 _JOIN = 2.0
@@ -77,7 +79,12 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_error(404, f"metrics are at {PATH}")
             return
         encode, content = choose_encoder(self.headers.get("Accept", ""))
-        body = encode(self.server.registry)
+        try:
+            body = encode(self.server.registry)
+        except Exception:
+            self.server.complain()
+            self.send_error(500, "the metrics cannot be shown: see the log of the controller")
+            return
         self.send_response(200)
         self.send_header("Content-Type", content)
         self.send_header("Content-Length", str(len(body)))
@@ -97,7 +104,14 @@ class _Server(ThreadingHTTPServer):
         self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         self.registry, self._secure = registry, secure
         self._places = threading.BoundedSemaphore(_ASKERS)
+        self._failed = False
         super().__init__(address, _Handler)
+
+    def complain(self) -> None:
+        """Of a mistake of ours, with its traceback, once: somebody asks every few seconds."""
+        if not self._failed:
+            self._failed = True
+            log.exception("metrics cannot be shown, by a mistake of ours; training goes on")
 
     def server_bind(self) -> None:
         # That of the parent asks a name server, perhaps for seconds.
@@ -171,6 +185,15 @@ class Endpoint:
         """The port is free when this returns, unless it could not even be bound in two seconds."""
         self._closed.set()
         self._thread.join(_JOIN)
+
+    def write(self, directory: Path) -> None:
+        """The numbers as they are, as a file in Prometheus' text format: it may not ask again before the job has ended.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        directory.mkdir(parents=True, exist_ok=True)
+        write_to_textfile(str(directory / LAST), self._registry)
 
     def _run(self) -> None:
         try:

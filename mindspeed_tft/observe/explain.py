@@ -22,6 +22,7 @@ Content = Mapping[str, Any]
 RUNNING = ("retried", "rebooted", "rewound")  # outcomes after which training goes on
 SAVED = ("dumped", "exists")
 _LONGEST = 180  # characters of a headline
+_MOST = 50  # faults with their words
 
 _STILL = re.compile(r"no (?:progress|sign of life) for ([\d.]+) s")
 _BROKE = {
@@ -145,7 +146,7 @@ def answers(content: Content) -> Answers:
         verdict=verdict,
         what=_what(content, own),
         broken=tuple(sorted({fault["rank"] for fault in own if fault["rank"] >= 0})),
-        details=tuple(_line(fault, content) for fault in own or content["faults"][:8]),
+        details=tuple(_details(content, own)),
         decided=_decided(content),
         why=tuple(_why(content)),
         lost_steps=steps,
@@ -181,7 +182,7 @@ def _what(content: Content, own: list[dict[str, Any]]) -> str:
     if first["rank"] < 0:
         return _clip(f"All ranks: {first['message']}")
     where = sorted({host.get(rank, "") for rank in same} - {""})
-    whole = [name for name in where if {r for r, h in host.items() if h == name} <= {*same} and len(same) > 1]
+    whole = _whole(host, same) if first["kind"] == "lost" else []
     if whole and len(set(host.values())) > 1:
         one = len(whole) == 1
         text = f"{'Host' if one else 'Hosts'} {some(whole)} {'is' if one else 'are'} gone, with {ranks(same)}"
@@ -196,9 +197,22 @@ def _what(content: Content, own: list[dict[str, Any]]) -> str:
     return _clip(text + (f", and {count(more, 'more fault')} followed" if more else ""))
 
 
-def _line(fault: Mapping[str, Any], content: Content) -> str:
+def _details(content: Content, own: list[dict[str, Any]]) -> list[str]:
+    """The faults with their words, the first of many."""
+    host, told = _host(content), own or content["faults"]
+    more = [f"and {len(told) - _MOST} more"] if len(told) > _MOST else []
+    return [_line(fault, host) for fault in told[:_MOST]] + more
+
+
+def _whole(host: Mapping[int, str], lost: Iterable[int]) -> list[str]:
+    """Hosts of which all ranks were lost, and more than one."""
+    everybody, gone = Counter(host.values()), Counter(host[rank] for rank in lost if rank in host)
+    return sorted(name for name, number in gone.items() if number == everybody[name] > 1)
+
+
+def _line(fault: Mapping[str, Any], host: Mapping[int, str]) -> str:
     rank = int(fault["rank"])
-    name = _host(content).get(rank)
+    name = host.get(rank)
     who = f"rank {rank}" + (f" ({name})" if name else "") if rank >= 0 else "all ranks"
     when = float(fault["t"]) if "t" in fault else None
     return f"{who}: {fault.get('kind', 'lost')}: {fault['message']}" + (f" (at {when:.2f} s)" if when else "")
@@ -346,11 +360,6 @@ def slowest(content: Content, limit: int = 3) -> list[dict[str, Any]]:
             }
         )
     return rows
-
-
-def kinds(faults: Iterable[Mapping[str, Any]]) -> str:
-    """`lost 2, memory 1`."""
-    return ", ".join(f"{kind} {number}" for kind, number in Counter(f.get("kind", "lost") for f in faults).items())
 
 
 def _first_sentence(text: str) -> str:

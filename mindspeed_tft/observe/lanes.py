@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from mindspeed_tft.observe.blame import losses, own_faults
+from mindspeed_tft.observe.blame import lost, own_faults, own_words
 
 Content = Mapping[str, Any]
 
@@ -137,13 +137,12 @@ def _add_losses(
     reports: dict[int, list[float]],
     end: float,
 ) -> None:
-    gone = losses(content)
-    for fault in content["faults"]:
+    for fault in own_words(content):
         lane, when = found.get(fault["rank"]), float(fault["t"])
         if lane is None:
             continue
-        if fault in gone:
-            lane.faults.append((when, f"lost: {fault['message']}"))
+        lane.faults.append((when, f"{fault.get('kind', 'lost')}: {fault['message']}"))
+        if lost(fault):
             came = _first(arrivals.get(lane.rank, []), when, end)
             ready = _first(reports.get(lane.rank, []), came, end) if came < end else end
             before = [_cut(segment, when) for segment in lane.segments if segment.begin < when]
@@ -151,8 +150,6 @@ def _add_losses(
             lane.segments.append(Segment(GONE, when, came, False, fault["message"]))
             if came < end:
                 lane.segments.append(Segment(JOIN, came, ready, True, "a newcomer starts up and reports"))
-        elif fault.get("own"):
-            lane.faults.append((when, f"{fault.get('kind', 'fault')}: {fault['message']}"))
 
 
 def _cut(segment: Segment, at: float) -> Segment:
@@ -185,14 +182,12 @@ def did(content: Content) -> list[dict[str, Any]]:
     for fault in causes:
         if fault["kind"] == "hang":  # known from its looks: the rank itself says nothing
             words[fault["rank"]].append(f"hang: {_short(fault['message'])}")
-    gone = losses(content)
-    for fault in content["faults"]:
-        if fault.get("own") or fault in gone:
-            kind = fault.get("kind", "lost")
-            words[fault["rank"]].append(f"{kind}: {_short(fault['message'])}")
+    told = own_words(content)
+    for fault in told:
+        words[fault["rank"]].append(f"{fault.get('kind', 'lost')}: {_short(fault['message'])}")
     for report in content["reports"]:
         words[report["rank"]].append(where(report))
-    for rank in sorted({fault["rank"] for fault in gone} & _arrivals(content).keys()):
+    for rank in sorted({fault["rank"] for fault in told if lost(fault)} & _arrivals(content).keys()):
         words[rank].append("another process took its place")
     for order in orders(content):
         words[order["rank"]].extend(_deeds(order))

@@ -49,11 +49,10 @@ class Readable(logging.Formatter):
 
     def __init__(self, role: str = "") -> None:
         """`role`: "controller" or "relay"; a rank says its number."""
-        super().__init__()
+        super().__init__("%(asctime)s %(levelname)s %(message)s")
         self._role = role
 
     def format(self, record: logging.LogRecord) -> str:
-        self._style._fmt = "%(asctime)s %(levelname)s %(message)s"
         who = " ".join([NAME, *([self._role] if self._role else []), *(f"{k} {v}" for k, v in fields().items())])
         return f"[{who}] {super().format(record)}"
 

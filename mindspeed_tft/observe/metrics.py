@@ -75,6 +75,7 @@ class Metrics:
         self.wrong_hashes = 0
         self.infos: dict[int, t.RankInfo] = {}  # the latest process of each rank
         self.heard: dict[int, float] = {}  # of living ranks
+        self.held: set[int] = set()  # ranks that wait between two steps, because operators want it
         self._told = told
         self._gone: set[int] = set()  # lost, or finished
         self._finished: set[int] = set()
@@ -90,6 +91,8 @@ class Metrics:
             t.FaultSeen: self._on_fault,
             t.Reported: self._on_reported,
             t.OrderDone: self._on_done,
+            t.Held: self._on_held,
+            t.Released: self._on_released,
         }
         self.actions: dict[type, Callable[[Any, float], None]] = {
             t.Note: self._do_note,
@@ -124,6 +127,10 @@ class Metrics:
     def protected(self) -> bool:
         """All ranks have come to this controller, and the job goes on."""
         return len(self.infos) == self.world_size and not self.closed
+
+    def paused(self) -> bool:
+        """Operators have all living ranks wait."""
+        return bool(self.held) and len(self.held) == len(self.alive())
 
     def holding(self) -> Holding:
         """Of the shard that is held worst; a newcomer without state holds none."""
@@ -187,6 +194,8 @@ class Metrics:
         self.infos[info.rank] = info
         self._gone.discard(info.rank)
         self._membership += 1
+        if event.held:
+            self._hold(info.rank, event.held_at, event.at)
 
     def _on_lost(self, event: t.RankLost) -> None:
         rank, info = event.rank, self.infos.get(event.rank)
@@ -222,9 +231,27 @@ class Metrics:
         if not event.ok and _CHANGED_SHARD in event.message:
             self.wrong_hashes += 1
 
+    def _on_held(self, event: t.Held) -> None:
+        if event.rank not in self._gone:
+            self._hold(event.rank, event.step, event.at)
+
+    def _hold(self, rank: int, step: int, at: float) -> None:
+        if not self.held and self.running is None:
+            self.furthest = max(self.furthest, step)
+            self.effective.completed(step, at)
+            self.effective.pause(at)
+        self.held.add(rank)
+
+    def _on_released(self, event: t.Released) -> None:
+        self.held.discard(event.rank)
+        if not self.held and self.running is None:
+            self.effective.resume(event.at)
+            self.pace.begin()
+
     def _leave(self, rank: int) -> float | None:
         """When it was heard last."""
         self._gone.add(rank)
+        self.held.discard(rank)
         self._bare.discard(rank)
         self.pace.forget(rank)
         self._membership += 1
@@ -240,6 +267,7 @@ class Metrics:
 
     def _do_stop(self, stop: t.Stop, at: float) -> None:
         self.epoch = max(self.epoch, stop.epoch)
+        self.held.clear()  # they leave the hold to be repaired, and may come back to it
         self._open(at).stop(stop)
 
     def _do_kill(self, kill: t.Kill, at: float) -> None:

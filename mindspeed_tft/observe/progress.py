@@ -63,6 +63,8 @@ class Effective:
         self.ended: float | None = None
         self.incident = 0.0  # seconds from the first sign of a fault until training went on, or the job ended
         self.recomputed = 0.0  # seconds of steps that were lost, also of those that a fault broke
+        self.paused = 0.0  # seconds in which operators had ranks wait
+        self._paused_at: float | None = None
         self._since: float | None = None  # steps are being computed since then
         self._before = 0.0  # productive seconds until then
         self._steps: list[int] = []  # the step that was complete ...
@@ -84,8 +86,22 @@ class Effective:
         if len(self._steps) > _POINTS:  # what lies between two points is taken as even
             del self._steps[1:-1:2], self._seconds[1:-1:2]
 
+    def pause(self, at: float) -> None:
+        """Ranks wait between two steps, because operators want it."""
+        if self._since is not None:
+            self.broken(at)
+            self._paused_at = at
+
+    def resume(self, at: float) -> None:
+        """They go on."""
+        if self._paused_at is not None:
+            self.broken(at)
+            self._since = at
+
     def broken(self, at: float) -> None:
         """The first sign of a fault."""
+        if self._paused_at is not None:
+            self.paused, self._paused_at = self.paused + at - self._paused_at, None
         if self._since is not None:
             self._before, self._since = self._before + at - self._since, None
 

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 from mindspeed_tft.observe.recoveries import DETECT, Recovery
 
 if TYPE_CHECKING:
-    from opentelemetry.sdk.trace.export import SpanProcessor
+    from opentelemetry.sdk.trace import SpanProcessor
 
 _SDK, _EXPORTER = "opentelemetry.sdk.trace", "opentelemetry.exporter.otlp.proto.grpc.trace_exporter"
+_SOON = 200  # milliseconds: a dump's trace has to be away before its controller is
+_LAST = 5.0  # seconds for what is left in the end
 REMEDY = "pip install mindspeed_tft[otel]"
 
 
@@ -37,7 +39,7 @@ def exporting(url: str) -> SpanProcessor:
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
     from opentelemetry.sdk.trace.export import BatchSpanProcessor
 
-    return BatchSpanProcessor(OTLPSpanExporter(endpoint=url))
+    return BatchSpanProcessor(OTLPSpanExporter(endpoint=url), schedule_delay_millis=_SOON)
 
 
 class Tracer:
@@ -84,9 +86,9 @@ class Tracer:
             root.set_status(Status(StatusCode.ERROR, found.summary))
         root.end(self._nanoseconds(found.closed))
 
-    def close(self, seconds: float) -> None:
-        """Sends what is left, for at most so long, then gives up."""
-        self._provider.force_flush(int(seconds * 1000))
+    def close(self) -> None:
+        """Sends what is left, which takes seconds where nobody is there, and gives up."""
+        self._provider.force_flush(int(_LAST * 1000))
         self._provider.shutdown()
 
     def _nanoseconds(self, at: float) -> int:

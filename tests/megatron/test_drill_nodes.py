@@ -14,6 +14,7 @@ from pathlib import Path
 import netns
 import pytest
 
+from mindspeed_tft.control.authority import Authority
 from mindspeed_tft.faults.rehearsal import Plan, Report, rehearse
 from mindspeed_tft.faults.spec import parse_fault, parse_layout
 
@@ -156,3 +157,75 @@ def test_nodes_with_networks_of_their_own(
         report: Report = rehearse(plan, tmp_path, references, Quiet())
     assert report.verdict.value == "exact", (report.reasons, report.tail)
     assert report.processes_restarted == (victim, victim + 1)
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("layout", "dtype", "faults"),
+    [
+        ("dp4", "fp32", ("node@0:7:backward",)),
+        ("tp2dp2", "bf16", ("controller@0:6:data", "kill@3:8:update")),
+    ],
+)
+def test_drills_stay_exact_with_tls(
+    recover: Callable[..., Drilled], layout: str, dtype: str, faults: tuple[str, ...]
+) -> None:
+    found = recover(*faults, "--layout", layout, "--dtype", dtype, "--nodes", "2", "--tls")
+    _assert_exact(found, *((0, 1) if "node" in faults[0] else (3,)))
+
+
+@pytest.mark.full
+@pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not() or "namespaces can be made")
+def test_nodes_that_know_each_other_by_certificates(
+    references: Path, tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The node of the first controller is replaced: relays, successor and newcomer meet over mutual TLS only."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    authority = Authority.create(tmp_path / "certs")
+    with netns.Network(2, short) as network:
+        for host in network:
+            authority.node(host.name, [host.address])
+        plan = Plan(
+            layout=parse_layout("dp4"),
+            faults=(parse_fault("node@0:7:backward"),),
+            preset="recover",
+            launcher="tftrun",
+            nodes=2,
+            hosts=tuple(host.words() for host in network),
+            master=network[0].address,
+            tls_dir=str(authority.directory),
+        )
+        report: Report = rehearse(plan, tmp_path, references, Quiet())
+    assert report.verdict.value == "exact", (report.reasons, report.tail)
+    assert report.processes_restarted == (0, 1)
+    log = (tmp_path / "broken.log").read_text()
+    assert "--tft-insecure" not in log
+    assert re.search(r"controller 1 on host \S+ leads now", log)
+
+
+@pytest.mark.full
+@pytest.mark.skipif(bool(netns.why_not()), reason=netns.why_not() or "namespaces can be made")
+def test_a_node_with_another_certificate_does_not_begin(
+    references: Path, tmp_path: Path, short: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control of the test above: TLS is really in the way of whoever has no certificate."""
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
+    authority = Authority.create(tmp_path / "certs")
+    with netns.Network(2, short) as network:
+        authority.node(network[0].name, [network[0].address])
+        wrong = authority.node("elsewhere")
+        wrong.rename(authority.directory / network[1].name)
+        plan = Plan(
+            layout=parse_layout("dp4"),
+            faults=(parse_fault("node@0:7:backward"),),
+            preset="recover",
+            launcher="tftrun",
+            nodes=2,
+            hosts=tuple(host.words() for host in network),
+            master=network[0].address,
+            tls_dir=str(authority.directory),
+        )
+        report: Report = rehearse(plan, tmp_path, references, Quiet())
+    assert report.verdict.value != "exact"
+    words = f"node.crt is for elsewhere, and the others want to see {network[1].name}"
+    assert words in (tmp_path / "broken.log").read_text()

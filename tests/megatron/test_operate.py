@@ -58,17 +58,18 @@ class Operated(Rehearsal):
 
     def ask(self, kind: str, patience: float = PATIENCE, **args: str) -> operator_client.Reply:
         """As soon as there is a job, and it has begun."""
-        end = time.monotonic() + PATIENCE
+        end, why = time.monotonic() + PATIENCE, ""
         while time.monotonic() < end and self._thread.is_alive():
             for job in operator_client.jobs([self.place / f"tft-{os.getuid()}"]):
                 try:
                     reply = operator_client.Client(lambda job=job: job.routes).ask(kind, patience, **args)  # type: ignore[misc]
-                except operator_client.Unreachable:
-                    continue  # it is just coming up
+                except operator_client.Unreachable as exc:
+                    why = str(exc)  # it is just coming up
+                    continue
                 if "training has not begun" not in reply.text:
                     return reply
             time.sleep(0.02)
-        raise AssertionError(f"nobody answered; {self.end and self.end.tail()}")
+        raise AssertionError(f"nobody answered: {why}; {self.end and self.end.tail()}")
 
     def tftctl(self, *words: str) -> subprocess.CompletedProcess[str]:
         (job,) = operator_client.jobs([self.place / f"tft-{os.getuid()}"])
@@ -238,4 +239,22 @@ def test_without_the_agreement_no_pause_comes_true(
     reply = job.ask("pause", 10.0, step="4")
     assert (reply.ok, reply.late) == (False, True), reply
     assert "of 4 ranks held" in reply.text
+    _assert_exact(job, reference)
+
+
+@pytest.mark.full
+def test_a_dump_is_complete_when_it_is_answered_also_one_that_megatron_writes_in_the_background(
+    operated: Callable[..., Operated],
+) -> None:
+    background = ("--async-save", "--use-persistent-ckpt-worker", "--async-strategy", "mcore")
+    job = operated(extra=("--ckpt-format", "torch_dist", *background))
+    reference, told = _paused(job)
+    step = told["pause"]["step"]
+    dumped = job.ask("dump")
+    assert dumped.ok and dumped.data["step"] == step, dumped
+    assert (job.dump / "latest_checkpointed_iteration.txt").read_text().strip() == str(step)
+    assert job.saved_equals(reference, step).different == 0
+    assert job.ask("resume").ok
+    again = job.ask("dump")  # in training
+    assert again.ok and job.saved_equals(reference, again.data["step"]).different == 0
     _assert_exact(job, reference)

@@ -3,8 +3,13 @@ tested."""
 
 from __future__ import annotations
 
+import dataclasses
+import json
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from enum import Enum
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 from mindspeed_tft.engine import types as t
 from mindspeed_tft.engine.machine import Engine
@@ -74,3 +79,23 @@ class Watched:
             self.now += seconds
             for order in orders:
                 self.feed(t.OrderDone(0, order.rank, order.id, True, "", results.get(order.kind.value, {})))
+
+
+def recorded(path: Path) -> Iterator[t.Event | tuple[float, t.Action]]:
+    """What a log of events says that passed a controller."""
+    for line in path.read_text().splitlines():
+        found = json.loads(line)
+        item = _made(getattr(t, found["what"]), found)
+        yield item if isinstance(item, t.Event) else (found["at"], item)
+
+
+def _made(kind: Any, value: Any) -> Any:
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        hints = get_type_hints(kind)
+        names = [one.name for one in dataclasses.fields(kind) if one.name in value]
+        return kind(**{name: _made(hints[name], value[name]) for name in names})
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return kind(value)
+    if get_origin(kind) is tuple:
+        return tuple(_made(get_args(kind)[0], one) for one in value)
+    return value

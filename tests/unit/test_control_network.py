@@ -26,6 +26,7 @@ from mindspeed_tft.control import tls
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.codec import PROTOCOL
 from mindspeed_tft.control.config import ControlConfig, ControlRefused
+from mindspeed_tft.control.framing import MAX_FRAME
 from mindspeed_tft.control.uplink import METHOD
 from mindspeed_tft.engine.incident import EXIT_SAVED
 
@@ -222,6 +223,10 @@ def test_a_relay_of_another_job_is_refused(tmp_path: Path) -> None:
         assert "belongs to job 'another'" in answer.refused.reason
         answer = say_hello(f"127.0.0.1:{cfg.port}", None, protocol=PROTOCOL - 1)
         assert f"it speaks protocol {PROTOCOL - 1}, this controller speaks {PROTOCOL}" in answer.refused.reason
+        with pytest.raises(grpc.RpcError) as refused:  # a message that is too long is not read
+            say_hello(f"127.0.0.1:{cfg.port}", None, run="x" * (MAX_FRAME + 1))
+        assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+        assert say_hello(f"127.0.0.1:{cfg.port}", None).WhichOneof("body") == "welcome"
     finally:
         process.kill()
         process.communicate(timeout=5)

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from control_support import HERE, Job, Rank, config, until
@@ -17,10 +18,13 @@ from ports import free_port
 from mindspeed_tft.cli import operate
 from mindspeed_tft.control import authority, operator_client, tls
 from mindspeed_tft.control.config import ControlConfig
+from mindspeed_tft.control.framing import MAX_FRAME
+from mindspeed_tft.control.operator import MOST, Operators, Service
 from mindspeed_tft.control.operator_client import Client, NotAllowed, Reply, Unreachable
+from mindspeed_tft.engine import types as t
 
 ENV = {"COLUMNS": "200", "PYTHONPATH": str(HERE.parent.parent)}
-OPTIONS = {"operated": True, "holds": ["tp0-pp0/dense/0"]}
+OPTIONS = {"operated": True, "seconds": 120.0, "step": 7, "holds": ["tp0-pp0/dense/0"]}
 
 
 def begun(job: Job, world: int = 2, **values: object) -> list[Rank]:
@@ -84,6 +88,7 @@ def test_pause_status_dump_and_resume(job: Job) -> None:
     assert "not paused" in ask(job, "resume").text
 
 
+@pytest.mark.full
 def test_the_command_says_what_it_found_and_ends_with_a_status_of_its_own(job: Job) -> None:
     ranks = begun(job)
     until(lambda: job.registered() == 2)
@@ -97,6 +102,17 @@ def test_the_command_says_what_it_found_and_ends_with_a_status_of_its_own(job: J
     assert page.returncode == 0
     for word in ("Job test", "paused after step", "What a fault would lead to now", "tp0-pp0/dense/0", "held", "full"):
         assert word in page.stdout, page.stdout
+    watching = subprocess.Popen(
+        command(job, "status", "--watch", "--every", "0.2"),
+        env={**os.environ, **ENV},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert watching.stdout is not None
+    assert all("test: training, step" in watching.stdout.readline() for _ in range(2))
+    watching.send_signal(signal.SIGINT)
+    watching.communicate(timeout=20)
+    assert watching.returncode == 0
     assert tftctl(job, "resume").returncode == 0
     job.tmp = job.tmp / "another"
     assert tftctl(job, "status").returncode == operate.NO_JOB
@@ -140,6 +156,7 @@ def test_a_new_leader_knows_of_the_pause_and_ends_it(job: Job) -> None:
         rank.wait("goes on")
 
 
+@pytest.mark.full
 def test_who_waits_when_the_leader_dies_gets_his_answer_from_the_next_one(job: Job) -> None:
     begun(job)
     until(lambda: job.registered() == 2)
@@ -171,11 +188,69 @@ def test_a_host_is_no_operator_and_an_operator_needs_a_certificate(job: Job, tmp
     assert not client(job).ask("status", 5.0).data["pause"]["wished"]
 
 
+@pytest.mark.full
+def test_a_controller_that_does_not_lead_names_the_one_that_does(job: Job, tmp_path: Path) -> None:
+    """From another host with a certificate; and on a host whose own controller stands by, where one is needed."""
+    issuer = authority.Authority.create(tmp_path / "certificates")
+    person = Path(issuer.operator("alice"))
+    port = free_port()
+    for number, host in enumerate(("hosta", "hostb")):
+        job.start(
+            config(
+                job.tmp, 4, local_world_size=2, nnodes=2, node_rank=number, host=host, port=port,
+                master=str(job.tmp), engine=ControlConfig.engine, tls_dir=str(issuer.node(host, ["127.0.0.1"])),
+            ),
+            2 * number, **OPTIONS,
+        )  # fmt: skip
+    until(lambda: job.registered() == 4, 30, "all ranks")
+    until(lambda: any(role["ready"] and not role["leader"] for role in job.roles(1)), 20, "the standby")
+    (standby,) = job.roles(1)
+    from_afar = operator_client.client_at(str(standby["address"]), person)
+    assert from_afar.ask("status", 5.0).data["controller"]["host"] == "hosta"
+    beside = Client(lambda: [operator_client.Route(1, f"unix:{standby['unix']}")])
+    with pytest.raises(Unreachable, match=f"or give --controller 127.0.0.1:{port} --tls-dir DIR"):
+        beside.ask("pause", 5.0)
+
+
 def test_an_open_port_takes_no_operator_unless_the_user_said_that_it_may(job: Job) -> None:
     port = free_port()
     begun(job, port=port)
     with pytest.raises(NotAllowed, match="asks for no certificate"):
         operator_client.client_at(f"127.0.0.1:{port}", None).ask("status", 5.0)
+
+
+def test_a_status_that_takes_long_is_not_taken_for_each_who_asks(tmp_path: Path) -> None:
+    class Slow:
+        """Counts; each status takes two seconds of the test's clock."""
+
+        now, taken = 100.0, 0
+
+        def status(self) -> dict[str, object]:
+            Slow.now, Slow.taken = Slow.now + 2.0, Slow.taken + 1
+            return {"ranks": ["x" * 100] * 30_000}
+
+    slow: Any = Slow()
+    service = Service(config(tmp_path), None, lambda: Slow.now, lambda: slow, lambda: None, lambda: {"term": 1})
+    told = service._status(slow)
+    assert service._status(slow) is told
+    Slow.now += 18.5
+    assert service._status(slow) is not told
+    assert Slow.taken == 2
+    assert len(told) > 3 and all(message.ByteSize() < MAX_FRAME for message in told), "more than one message may hold"
+    assert json.loads(b"".join(message.data for message in told))["term"] == 1
+    assert [message.last for message in told].count(True) == 1 and told[-1].last
+
+
+def test_only_so_many_wait_and_each_once() -> None:
+    fed: list[t.Event] = []
+    operators = Operators(fed.append)
+    assert operators.ask(t.Asked(1.0, "a", "dump")) is not None
+    assert operators.ask(t.Asked(2.0, "a", "dump")) is None
+    assert sum(operators.ask(t.Asked(3.0, f"b{number}", "dump")) is not None for number in range(100)) == MOST - 1
+    operators.leave("a", 4.0)
+    operators.leave("a", 5.0)
+    operators.leave("b0")
+    assert fed[-1] == t.Withdrawn(4.0, "a"), "who has his answer withdraws nothing"
 
 
 def test_without_a_job_there_is_nobody_to_ask(tmp_path: Path) -> None:

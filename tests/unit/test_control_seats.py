@@ -426,3 +426,50 @@ def test_stops_reach_ranks_of_a_relay_that_was_started_again(hosts: Hosts) -> No
     hosts.seats.tell(1, wire.HostOrders(kill=wire.Kill(rank=1)))
     hosts.seats.tell(0, wire.HostOrders(kill=wire.Kill(rank=0)))
     assert len(hosts.told(after)) == 1 and not hosts.told(before)
+
+
+def test_a_relay_speaks_for_its_own_host_only() -> None:
+    """Whose certificate names host b cannot register, lose, or speak for a process of host a."""
+    hosts = Hosts()
+    a, b = hosts.host("a"), hosts.host("b")
+    hosts.hello(a, "one", 11)
+    assert hosts.heard() == ["Registered 11"]
+    hosts.report(b, "one", seq=1)
+    hosts.goodbye(b, "one")
+    hosts.lost(b, "one")
+    assert hosts.heard() == []
+    assert [text for text in hosts.warnings if "rank 1 is process 11 on host a" in text], hosts.warnings
+    hosts.report(a, "one", seq=1)  # and nothing of that was counted as said
+    assert hosts.heard() == ["Reported"]
+
+
+def test_a_process_that_says_it_is_on_another_host_is_refused() -> None:
+    hosts = Hosts()
+    b = hosts.host("b")
+    info = t.RankInfo(1, "a", 66, "p0", 1, ("p0/dense/1",))
+    for _ in range(2):
+        hosts.seats.hear(b, wire.FromRank(rank=1, session="forged", says=codec.hello("forged", info)), hosts.now)
+    event = t.RankLost(0.0, 2, "ended", 67)
+    gone = codec.lost_to_wire(event, "forged too", codec.info_to_wire(t.RankInfo(2, "a", 67, "p0", 2, ())))
+    hosts.seats.hear(b, gone, hosts.now)
+    assert hosts.heard() == []
+    assert hosts.seats.snapshot() == []
+    assert hosts.told(b) == []
+    first, second = hosts.warnings
+    assert first == (
+        "refused a word of host b: it says that rank 1 runs on host a; the rank and the relay beside it have to call "
+        "their host by one name (`uname -n`)"
+    )
+    assert "rank 2" in second
+
+
+def test_the_place_of_a_rank_that_lives_is_not_for_another_host() -> None:
+    hosts = Hosts()
+    a, b = hosts.host("a"), hosts.host("b")
+    hosts.hello(a, "one", 11)
+    hosts.hello(b, "two", 22)  # it knocks, and waits
+    assert hosts.heard() == ["Registered 11"]
+    assert [message.WhichOneof("body") for message in hosts.told(b)] == ["parked"]
+    hosts.report(b, "two")
+    assert hosts.heard() == []
+    assert any("process 22 on host b is parked" in text for text in hosts.warnings)

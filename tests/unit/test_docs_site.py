@@ -161,8 +161,8 @@ def test_the_chinese_page_has_every_flag_with_its_default() -> None:
 
 
 @cache
-def _texts() -> tuple[str, ...]:
-    """All texts of the sources, each `{...}` of an f-string as one \\0; what stands beside each other joined."""
+def _texts() -> str:
+    """All texts of the sources, one after the other with \\1 between; each `{...}` of an f-string as one \\0."""
     found: list[str] = []
     for folder in (ROOT / "mindspeed_tft", ROOT / "patches"):
         for path in folder.rglob("*.py"):
@@ -171,7 +171,7 @@ def _texts() -> tuple[str, ...]:
                     found.append("".join(_part(value) for value in node.values))
                 elif isinstance(node, ast.Constant) and isinstance(node.value, str):
                     found.append(re.sub(r"%(\.\d+)?[sdrfg]", "\0", node.value))
-    return tuple(found)
+    return "\1".join(found)
 
 
 def _part(value: ast.expr) -> str:
@@ -180,13 +180,13 @@ def _part(value: ast.expr) -> str:
 
 def _exists(quote: str) -> bool:
     """Whether a text of the sources reads like this; `…` stands for one or more values."""
-    pattern = r"[\s\S]+".join(re.escape(part) for part in quote.split("…"))
-    return any(re.search(pattern, text.replace("\0", "\0\0")) for text in _texts())
+    pattern = r"[^\1]+".join(re.escape(part) for part in quote.strip("…").split("…"))
+    return re.search(pattern, _texts()) is not None
 
 
 def _quotes() -> Iterator[str]:
     for line in (DOCS / "faq.md").read_text(encoding="utf-8").splitlines():
-        if found := re.fullmatch(r"### `(.+)`", line):
+        if found := re.fullmatch(r"### `+ ?(.+?) ?`+", line):
             yield found[1]
 
 
@@ -198,10 +198,13 @@ def test_every_text_of_the_faq_is_one_of_the_sources() -> None:
 
 
 @pytest.mark.parametrize("page", ["operations.md", "operations.zh.md"])
-def test_metrics_to_alert_on_exist(page: str) -> None:
+def test_metrics_and_rules_to_alert_on_exist(page: str) -> None:
+    text = (DOCS / page).read_text(encoding="utf-8")
     known = {metric.name for metric in catalogue.METRICS}
-    named = set(re.findall(r"`(tft_[a-z_]+)", (DOCS / page).read_text(encoding="utf-8"))) - {"tft_incidents"}
+    named = set(re.findall(r"`(tft_[a-z_]+)", text)) - {"tft_incidents"}
     assert len(named) >= 6 and named <= known, named - known
+    rules = re.findall(r"- alert: (\w+)", (ROOT / "examples" / "prometheus-rules.yml").read_text(encoding="utf-8"))
+    assert len(rules) >= 8 and set(re.findall(r"`([A-Z][a-z]+[A-Z]\w+)`", text)) == set(rules)
 
 
 # --------------------------------------------------------------------------------------------------- sequences
@@ -209,7 +212,7 @@ def test_metrics_to_alert_on_exist(page: str) -> None:
 
 @pytest.fixture(scope="module")
 def hooks() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("tft_site_hooks", ROOT / "scripts" / "site.py")
+    spec = importlib.util.spec_from_file_location("tft_site_hooks", ROOT / "scripts" / "docs_site.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     sys.modules[spec.name] = module

@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from ports import free_port
@@ -26,6 +27,9 @@ from mindspeed_tft.doctor.meeting import Host, Met
 from mindspeed_tft.doctor.peer import greet
 from mindspeed_tft.doctor.probe import Failed, Listener, Target, Why
 from mindspeed_tft.doctor.survey import Report, Survey
+
+if TYPE_CHECKING:
+    from tests.conftest import Processes
 
 LLAMA2_70B = (
     "--num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64 --group-query-attention "
@@ -72,8 +76,8 @@ def test_this_machine_is_green(no_training: None, tmp_path: Path) -> None:
 
 
 def test_a_blocked_port_is_red(no_training: None) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as blocker:
-        port = blocker.getsockname()[1]
+    port = free_port()
+    with socket.create_server(("127.0.0.1", port)):
         result = doctor("--port", str(port))
     assert result.exit_code == 1
     assert f"--tft-controller-port: port {port} is taken (by process" in result.stdout
@@ -87,7 +91,12 @@ def test_several_hosts_need_the_port_of_torchruns_rendezvous(no_training: None) 
         found = levels(
             names.check_ports(job(environ={"MASTER_PORT": str(port)}, nodes=2), controller=False, rendezvous=True)
         )
-    assert len(found) == 1 and found[0].startswith(f"red --master-port: port {port} is taken (by process")
+        metrics = job("--tft-metrics-port", str(port))
+        found += levels(names.check_ports(metrics, controller=True, rendezvous=True))
+    assert [text.partition(" is taken (by process ")[0] for text in found] == [
+        f"red --master-port: port {port}",
+        f"red --tft-metrics-port: port {port}",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -100,13 +109,21 @@ def test_several_hosts_need_the_port_of_torchruns_rendezvous(no_training: None) 
         (["sevre"], "expected `serve`"),
         (["serve"], "--insecure on a network that you trust"),
         (["--timeout", "0"], "--timeout"),
-        (["--hosts", "a,b", "--tls-dir", "/nowhere"], "/nowhere/ca.crt cannot be read"),
     ],
 )
 def test_bad_arguments_have_a_status_of_their_own(no_training: None, words: list[str], reason: str) -> None:
     result = doctor(*words)
     assert result.exit_code == 2
     assert reason in " ".join(result.stderr.replace("│", "").split())
+
+
+@pytest.mark.parametrize(
+    "way", [["--hosts", "a,b"], ["serve"], ["--rendezvous", "a", "--nodes", "2", "--node-rank", "1"]]
+)
+def test_certificates_that_are_missing_are_red(no_training: None, way: list[str]) -> None:
+    result = doctor(*way, "--tls-dir", "/nowhere")
+    assert result.exit_code == 1
+    assert "/nowhere/ca.crt cannot be read" in result.stdout + result.stderr
 
 
 def test_refused_flags_are_red_and_yellow_counts_if_it_is_to(no_training: None) -> None:
@@ -459,3 +476,20 @@ def test_one_worker_of_each_host_looks(no_training: None, capsys: pytest.Capture
     assert "give --tls-dir" in capsys.readouterr().err
     assert by_torchrun.main(["--json", "--", "--num-layers", "2"], {"GROUP_RANK": "0", "LOCAL_RANK": "0"}) == 0
     assert json.loads(capsys.readouterr().out)["verdict"] == "yellow"
+
+
+@pytest.mark.full
+def test_torchrun_starts_it_on_all_hosts(no_training: None, processes: Processes, tmp_path: Path) -> None:
+    """Two nodes of this machine, two workers each, by the launcher of the job."""
+    master, controller = free_port(), free_port()
+    words = ["--nnodes", "2", "--nproc-per-node", "2", "--master-addr", "127.0.0.1", "--master-port", str(master)]
+    words += ["-m", "mindspeed_tft.doctor", "--json", "--", "--tft-controller-port", str(controller)]
+    words += ["--enable-high-availability", "--save", str(tmp_path), "--num-layers", "2", "--hidden-size", "8"]
+    torchrun = Path(sys.executable).with_name("torchrun")
+    started = [processes.start([torchrun, "--node-rank", str(node), *words]) for node in (0, 1)]
+    said = [process.communicate(timeout=60)[0] for process in started]
+    assert [process.returncode for process in started] == [0, 0], said
+    report = json.loads(said[0][said[0].index("\n{\n") : said[0].rindex("}") + 1])
+    assert report["ways_tried"] == 2 and {way["why"] for way in report["ways"]} == {"ok"}
+    assert any(f["check"] == "launcher" and "kills the survivors" in f["text"] for f in report["findings"])
+    assert "doctor: yellow; the report is on" in said[1]

@@ -107,6 +107,8 @@ def test_what_blocks_a_way_is_named(network: netns.Network, doctors: Doctors) ->
     assert {name: abs(clock["seconds"]) < 0.5 for name, clock in report["clocks"].items()} == dict.fromkeys(
         ["node0", "node1", "node2"], True
     )
+    ports = [f["text"] for f in report["findings"] if f["check"] == "ports"]
+    assert ports == ["--tft-controller-port: port 29654 is free", "--master-port: port 29500 is free"]
     assert any(f["check"] == "shared" and f["level"] == "green" for f in report["findings"])
 
     # Packets from node1 to node2 are lost; a listener has the port of torchrun's rendezvous; node2 lives in the past.

@@ -6,6 +6,8 @@ import json
 import logging
 import re
 import socket
+import subprocess
+import sys
 import time
 import urllib.error
 import urllib.request
@@ -205,6 +207,20 @@ def test_what_cannot_be_prepared_costs_the_metrics_only(caplog: pytest.LogCaptur
     found.close()
 
 
+def test_a_mistake_of_ours_is_an_answer_and_is_said_once(
+    served: Callable[[Metrics, float], int], caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = job().metrics
+    port = served(metrics, 130.0)
+    before, metrics.outcomes = metrics.outcomes, None  # type: ignore[assignment]
+    for _ in range(2):
+        with pytest.raises(urllib.error.HTTPError, match="500"):
+            read(port)
+    assert caplog.text.count("by a mistake of ours") == 1 and "TypeError" in caplog.text
+    metrics.outcomes = before
+    assert "tft_step" in read(port)
+
+
 # ------------------------------------------------------------------------------------------- what refers to the metrics
 
 
@@ -258,3 +274,11 @@ def test_names_of_labels_are_few() -> None:
         "rank", "host", "index", "kind", "strategy", "outcome", "stage", "reason", "version", "python", "torch",
         "megatron",
     }  # fmt: skip
+
+
+@pytest.mark.full
+def test_the_benchmark_of_the_metrics_plays_a_whole_repair(root: Path) -> None:
+    command = [sys.executable, str(root / "benchmarks" / "metrics.py"), "--ranks", "256", "--repeats", "1"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    assert ended.returncode == 0, ended.stderr
+    assert "256 ranks on 32 hosts" in ended.stdout and "a repair" in ended.stdout

@@ -67,6 +67,10 @@ def test_signals_of_a_launcher_are_no_causes() -> None:
 def test_a_whole_host_is_named_as_one() -> None:
     lost = thousands(32, per_host=8, lost=range(8, 16))
     assert explain.answers(lost).what == "Host host1 is gone, with ranks 8, 9, 10, 11, 12, 13, 14, 15"
+    for fault in lost["engine"]["faults"]:
+        fault["kind"] = "memory"
+    assert explain.answers(lost).what == "Ranks 8, 9, 10, 11 and 4 more on host host1 lost device memory"
+    lost = thousands(32, per_host=8, lost=range(8, 16))
     assert "--nodes 2 --fault node@" in reproduce.reproduce(lost)["command"]
 
 

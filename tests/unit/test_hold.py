@@ -14,6 +14,7 @@ from mindspeed_tft.engine.types import (
     Action,
     Answer,
     Asked,
+    FaultSeen,
     Heartbeat,
     Held,
     Kill,
@@ -295,6 +296,22 @@ def test_a_dump_that_a_fault_interrupts_fails_and_the_orders_are_void() -> None:
     assert job.engine.state is State.STOPPING
 
 
+def test_a_fault_while_ranks_save_takes_back_no_word_and_mixes_no_steps() -> None:
+    job = Operated()
+    job.engine = Engine(DEADLINES, 4, strategies=frozenset({"retry", "dump"}))
+    job.feed(*(Registered(0, job.info(rank)) for rank in range(4)))
+    name = job.ask("dump")
+    save = job.wish.save
+    job.feed(*(SavedStep(0, rank, save, 8, "/save/iter_8") for rank in (0, 1, 2)))
+    job.feed(FaultSeen(0, 3, "link", "LINK ERROR", own=True))
+    assert job.engine.state is State.STOPPING and job.wish.save == save
+    job.feed(SavedStep(0, 3, save, 9, "/save/iter_9"))  # it was not through, so all save the next one
+    assert job.answer_to(name) is None
+    job.feed(*(SavedStep(0, rank, save, 9, "/save/iter_9") for rank in (0, 1, 2)))
+    answer = job.answer_to(name)
+    assert answer is not None and answer.ok and answer.data["path"] == "/save/iter_9"
+
+
 def test_the_end_of_the_job_answers_everybody() -> None:
     job = Operated()
     names = [job.ask("pause", step="100"), job.ask("dump")]
@@ -367,6 +384,16 @@ def test_a_pause_whose_controller_died_is_the_same_pause_when_it_is_asked_for_ag
     assert answer is not None and answer.ok
 
 
+@pytest.mark.parametrize("kind", ["pause", "resume"])
+def test_what_came_true_before_the_answer_was_lost_is_no_refusal(kind: str) -> None:
+    job = Operated()
+    if kind == "pause":
+        job.paused()
+    assert "paused" in job.refused(job.ask(kind))
+    answer = job.answer_to(job.ask(kind, again="1"))
+    assert answer is not None and answer.ok, answer
+
+
 def test_a_rank_that_comes_back_or_comes_new_is_told() -> None:
     job = Operated()
     job.paused()
@@ -436,3 +463,12 @@ def test_a_lost_rank_is_not_waited_for() -> None:
     job.hold(0, 1, 2)
     job.feed(RankLost(0, 3, "killed by signal 9"))
     assert job.answer_to(name) is None and job.engine.state is State.STOPPING
+
+
+def test_a_new_leader_calls_nothing_paused_before_it_has_heard_everybody() -> None:
+    job = Operated()
+    told = {"wish": Wish(5, 4, 0, 60.0), "held": 4, "held_at": 8, "began": True}
+    successor(job, told, told, told)
+    assert not job.engine.status()["pause"]["paused"]  # type: ignore[index]
+    job.feed(Registered(0, job.info(3), **told))
+    assert job.engine.status()["pause"]["paused"]  # type: ignore[index]

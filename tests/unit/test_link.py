@@ -337,6 +337,18 @@ def test_another_engine_learns_the_link_from_ranks() -> None:
     }  # fmt: skip
 
 
+def test_an_operator_who_asks_another_engine_again_gets_an_answer() -> None:
+    """Its answer was lost with the engine before. What would not be the same twice is not done twice."""
+    job = Job(links=dict.fromkeys(range(WORLD), LinkState("eth1", "eth0", "2026-12-01T00:00:00", 5)), epoch=1000)
+    job.feed(Asked(0.0, "again", "switch-link", {"link": "eth1", "again": "1"}))
+    job.wait(1)
+    again = job.answers[-1]
+    assert again.ok and again.data["link"] == "eth1" and not job.acts
+    back = job.ask("switch-back", again="1")
+    assert not back.ok and "use link eth1, and used eth0 before; ask again" in back.text and not job.acts
+    assert job.ask("switch-back").ok
+
+
 @pytest.mark.parametrize("unsure", [{2}, {0, 1, 2, 3}])
 def test_another_engine_builds_the_groups_anew_where_a_move_had_no_end(unsure: set[int]) -> None:
     old = LinkState("eth0", "", "2026-11-01T00:00:00", 3, 0)

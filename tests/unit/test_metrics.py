@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
-from metrics_support import BROKEN, DONE, Watched
+from metrics_support import BROKEN, DONE, Watched, recorded
 
 from mindspeed_tft.engine import types as t
+from mindspeed_tft.observe.incident import EVENTS_FILE, Recorder
 from mindspeed_tft.observe.metrics import Metrics
 from mindspeed_tft.observe.progress import Effective, Pace
+from mindspeed_tft.observe.recoveries import Recovery
 
 
 def test_a_job_that_trains() -> None:
@@ -216,3 +221,71 @@ def test_effective_time_thins_out_and_still_knows_what_a_step_took() -> None:
     assert found.productive() == pytest.approx(12_345 * 0.5)
     assert found.recomputed == pytest.approx(10_000.25 - 12_345 * 0.5) and found.incident == pytest.approx(10.0)
     assert len(found._steps) <= 4096
+
+
+def test_a_pause_is_the_time_of_no_step() -> None:
+    metrics = Metrics(2, 5.0)
+
+    def beat(step: int, at: float) -> None:
+        for rank in range(2):
+            metrics.event(t.Heartbeat(at, rank, step, "forward-backward"))
+
+    for rank in range(2):
+        metrics.event(t.Registered(0.0, t.RankInfo(rank, "h", 10 + rank, "p", rank, ("p/0",))))
+    for step in range(1, 6):
+        beat(step, 2.0 * step)
+    metrics.event(t.Held(12.0, 0, 1, 5))
+    assert not metrics.paused() and metrics.furthest == 5
+    metrics.event(t.Held(12.1, 1, 1, 5))
+    assert metrics.paused()
+    metrics.event(t.Released(100.0, 0, 1))
+    metrics.event(t.Released(100.0, 1, 1))
+    assert not metrics.held
+    beat(6, 100.0)
+    beat(7, 102.0)
+    assert metrics.effective.productive() == pytest.approx(12.0) and metrics.effective.paused == pytest.approx(88.0)
+    assert metrics.effective.ratio(102.0) == pytest.approx(12 / 100)
+    assert metrics.pace.seconds[0] == pytest.approx(2.0)
+    for rank in range(2):
+        metrics.event(t.Held(103.0, rank, 2, 7))
+    metrics.event(t.RankLost(110.0, 1, "killed by signal 9", 11))
+    metrics.action(t.Stop(1, (0,), "rank 1 lost"), 110.0)
+    assert not metrics.held and metrics.effective.paused == pytest.approx(95.0)
+    metrics.action(t.Closed("dumped", 7, "saved"), 112.0)
+    assert metrics.effective.recomputed == 0 and metrics.effective.incident == pytest.approx(2.0)
+
+
+def test_a_log_of_events_gives_the_numbers_of_its_incidents(tmp_path: Path) -> None:
+    """It has no heartbeats, so nothing of the pace of steps, nor when a rank was heard last."""
+    job = Watched("retry")
+    job.train(1, 9)
+    job.feed(t.FaultSeen(0, 1, "memory", "UCE ECC error", True))
+    job.report(10, {**BROKEN, "checkpoints": (3, 6), "trusted": False}, 0, 2, 3)
+    job.report(10, {**BROKEN, "checkpoints": (3, 6)}, 1)
+    job.obey(0.5, repair={"taken": "", "moved:p0/1|3|1": "4096 0.1"})
+    job.train(10, 12)
+    job.feed(t.FaultSeen(0, 0, "precision", "loss is nan", True))
+    job.report(13, {**BROKEN, "checkpoints": (3, 6)})
+    job.obey()
+    recorder = Recorder(tmp_path, "run1")
+    for item in job.stream:
+        if isinstance(item, tuple):
+            recorder.action(item[1], item[0])
+            if isinstance(item[1], t.Recovered):
+                recorder.recovered(item[1], item[0], {})
+        else:
+            recorder.event(item)
+    assert recorder.flush()
+    told: list[Recovery] = []
+    again = Metrics(4, 5.0, told.append)
+    for item in recorded(tmp_path / EVENTS_FILE):
+        if isinstance(item, tuple):
+            again.action(item[1], item[0])
+        else:
+            again.event(item)
+    assert (again.faults, again.outcomes) == (job.metrics.faults, job.metrics.outcomes)
+    assert again.outcomes == {"retried": 1, "rewound": 1}
+    assert (again.steps_lost, again.repair_bytes, again.epoch) == (6, 4096, 2)
+    assert [replace(one, detect=None) for one in job.told] == told
+    assert set(job.metrics.stages) - set(again.stages) == {("detect", "retry"), ("detect", "rewind")}
+    assert again.holding() == job.metrics.holding() and again.alive() == job.metrics.alive()

@@ -86,6 +86,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "tft_hang_seconds": st.floats(-10, 86400),
     "tft_dump_seconds": st.floats(0.5, 86400),
     "tft_controller_port": st.integers(1, 65535),
+    "tft_metrics_port": st.integers(1, 65535),
     **dict.fromkeys(
         (
             "tft_controller_address",
@@ -94,6 +95,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
             "tft_tls_decrypt",
             "tft_incident_dir",
             "tft_fault_rules",
+            "tft_metrics_host",
+            "tft_otel_endpoint",
         ),
         st.text("abcdefgh./", min_size=1).map(lambda text: f"x{text}"),
     ),

@@ -32,7 +32,8 @@ class StandIn:
         assert global_step is not None
         self.scalars.setdefault(tag, []).append((global_step, float(scalar_value)))
 
-    def add_text(self, tag: str, text_string: str, global_step: int) -> None:
+    def add_text(self, tag: str, text_string: str, global_step: int | None = None) -> None:
+        assert global_step is not None
         self.texts.append((tag, text_string, global_step))
 
     def flush(self) -> None:
@@ -151,6 +152,16 @@ def test_a_rank_that_writes_nothing_marks_nothing_and_a_broken_writer_stops_nobo
     assert "not marked in TensorBoard: OSError('No space left on device')" in caplog.text
 
 
+def test_arguments_are_written_once_and_again_when_they_changed(board: tuple[Any, Scalars]) -> None:
+    writer, _ = board
+    got: list[Any] = []
+    writer.add_text._add_text = lambda *args: got.append(args)
+    for step in (0, 6):  # training is entered twice
+        writer.add_text("lr", "0.1", global_step=step)
+        writer.add_text("iteration", str(step), global_step=step)
+    assert got == [("lr", "0.1", 0), ("iteration", "0", 0), ("iteration", "6", 6)]
+
+
 def test_what_is_no_number_is_the_writers_affair_and_memory_is_bounded() -> None:
     got: list[Any] = []
     once = Once(lambda *args: got.append(args))
@@ -170,3 +181,9 @@ def test_what_is_no_number_is_the_writers_affair_and_memory_is_bounded() -> None
 def test_the_first_line_is_the_cause() -> None:
     assert words(RuntimeError("one\ntwo")) == "one" and words(KeyboardInterrupt()) == "KeyboardInterrupt"
     assert len(words(RuntimeError("x" * 9999))) == 500
+
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    assert words(Odd()) == "Odd"

@@ -7,6 +7,7 @@ import contextlib
 import datetime
 import logging
 import os
+import queue
 import shutil
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -21,12 +22,18 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 from cryptography.x509.oid import NameOID
+from ports import free_port
+from test_control_network import controller, say_hello
 
+from mindspeed_tft.cli.config import resolve
 from mindspeed_tft.control import certificates, tls
+from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.authority import CRL, Authority
 from mindspeed_tft.control.candidates import Route
+from mindspeed_tft.control.codec import PROTOCOL
 from mindspeed_tft.control.config import ControlRefused
 from mindspeed_tft.control.tls import KeyAccess, Transport, Untrusted
+from mindspeed_tft.control.uplink import METHOD as RELAY
 from mindspeed_tft.control.uplink import open_channel
 
 METHOD = "/test/Who"
@@ -466,6 +473,35 @@ def test_what_is_wrong_with_a_directory_is_said_at_start_up(authority: Authority
         Transport(authority.directory / "ann")
 
 
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("--tft-tls-key-password-file p", "there is no key without --tft-tls-dir"),
+        ("--tft-tls-decrypt m:f", "there is no key without --tft-tls-dir"),
+        ("--tft-tls-dir d --tft-tls-decrypt m:f --tft-tls-key-password-file p", "opens the same key"),
+        ("--tft-tls-dir d --tft-tls-decrypt m", "'m' names no function"),
+        ("--tft-tls-dir d --tft-tls-decrypt m:f", ""),
+        ("--tft-tls-dir d --tft-tls-key-password-file p", ""),
+    ],
+)
+def test_flags_that_do_not_fit_together(words: str, reason: str) -> None:
+    refusals = resolve(["--enable-high-availability", *words.split()], {}).refusals
+    assert [reason in refusal.reason for refusal in refusals] == ([True] if reason else []), refusals
+
+
+def test_every_host_says_aloud_that_it_is_insecure(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    common = {"nnodes": 2, "node_rank": 1, "host": "hostb", "port": 4000}
+    tls.say_how_safe(config(tmp_path, 2, controller_host="127.0.0.1", **common))
+    tls.say_how_safe(config(tmp_path, 2, controller_host="10.0.0.1", tls_dir="/certs", **common))
+    assert not caplog.records
+    tls.say_how_safe(config(tmp_path, 2, controller_host="10.0.0.1", insecure=True, **common))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert (
+        "--tft-insecure: host hostb speaks to the controller at 10.0.0.1:4000 without encryption" in record.getMessage()
+    )
+
+
 def test_a_key_that_others_can_read_is_complained_about(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
     key = authority.directory / "hosta" / "node.key"
     Transport(key.parent)
@@ -484,3 +520,38 @@ def test_the_end_of_a_certificate_is_announced(
     assert [record.levelno for record in caplog.records] == ([level] if level else [])
     transport.read_again()
     assert len(caplog.records) == (1 if level else 0), "once a day"
+
+
+# ---------------------------------------------------------------------------------------------- a controller
+
+
+def test_a_host_that_is_revoked_is_cut_off_at_once(authority: Authority, tmp_path: Path) -> None:
+    """Its stream is open already, and nothing is started again."""
+    cfg = config(tmp_path, 1, port=free_port(), host="hosta", tls_dir=str(authority.directory / "hosta"), start=5.0)
+    process = controller(cfg, tmp_path)
+    try:
+        assert process.stdout is not None and process.stdout.readline() == "ready\n"
+        ca, certificate, key = tls.read(authority.directory / "hostb")
+        credentials = grpc.ssl_channel_credentials(ca, key, certificate)
+        options = (("grpc.ssl_target_name_override", "hosta"),)
+        with grpc.secure_channel(f"127.0.0.1:{cfg.port}", credentials, options) as channel:
+            call = channel.stream_stream(
+                RELAY,
+                request_serializer=wire.HostSays.SerializeToString,
+                response_deserializer=wire.HostOrders.FromString,
+            )
+            says: queue.SimpleQueue[wire.HostSays | None] = queue.SimpleQueue()
+            says.put(wire.HostSays(hello=wire.HostHello(protocol=PROTOCOL, host="hostb", node_rank=0, run="test")))
+            stream = call(iter(says.get, None), timeout=10)
+            assert next(stream).WhichOneof("body") == "welcome"
+            authority.revoke("hostb")
+            refused = next(found for found in stream if found.WhichOneof("body") == "refused").refused.reason
+            assert "was revoked; make it a new one (`tftctl certs node hostb --force`)" in refused
+            assert all(found.WhichOneof("body") == "beat" for found in stream), "and the stream ends"
+            says.put(None)
+        answer = say_hello(f"127.0.0.1:{cfg.port}", credentials, host="hostb")
+        assert "was revoked" in answer.refused.reason
+    finally:
+        process.kill()
+        _, err = process.communicate(timeout=5)
+    assert "host hostb is heard no longer: its certificate" in err

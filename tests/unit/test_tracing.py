@@ -81,7 +81,7 @@ def test_a_job_that_could_not_be_saved_is_an_error(exporter: InMemorySpanExporte
     tracer.tell(told)
     root = root_of(exporter.get_finished_spans())
     assert root.status.status_code is StatusCode.ERROR and root.status.description == told.summary
-    tracer.close(1.0)
+    tracer.close()
 
 
 def refusals(*words: str) -> list[str]:

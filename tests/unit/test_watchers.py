@@ -53,8 +53,13 @@ def test_the_leader_serves_and_after_its_death_the_next_one(job: Job) -> None:
     job.end()
     with pytest.raises(OSError):
         read(port)
+    last = samples((job.tmp / "incidents" / "metrics.prom").read_text())
+    (incident,) = job.incidents()
+    assert last["tft_incidents_total", (("outcome", str(incident["outcome"])), ("run", "test"))] == 1
+    assert last["tft_protected", (("run", "test"),)] == 0
 
 
+@pytest.mark.full
 def test_a_port_that_is_taken_stops_nothing(job: Job) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))

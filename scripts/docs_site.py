@@ -18,6 +18,7 @@ from typing import Any
 
 PICTURE = re.compile(r'<p><img alt="([^"]*)" src="[^"]*?img/([\w-]+\.svg)"\s*/?></p>')
 WORD = re.compile(r"(<td[^>]*>)<code>([^\s<]{1,44})</code>(?=</td>)")
+LOG = re.compile(r'<div class="(language-text highlight)">(?=(?:(?!</div>).)*\[mindspeed_tft)', re.DOTALL)
 
 LANE, GAP, MARGIN, STAGE = 156, 10, 4, 72  # widths in units of the drawing, about pixels
 LINE, PAD = 16, 7  # height of a line of text, room around it
@@ -41,14 +42,16 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
 
 
 def on_page_content(content: str, config: Any, **_: Any) -> str:
-    """Put our SVG pictures into the page, and mark names in tables that are not to be folded."""
+    """Put our SVG pictures into the page; mark names in tables, which are not to be folded, and lines of a log, which
+    are."""
     folder = Path(config["docs_dir"]) / "img"
 
     def inline(found: re.Match[str]) -> str:
         svg = (folder / found[2]).read_text(encoding="utf-8").strip()
         return f'<figure class="picture" role="img" aria-label="{found[1]}">{svg}</figure>'
 
-    return WORD.sub(r'\1<code class="word">\2</code>', PICTURE.sub(inline, content))
+    content = WORD.sub(r'\1<code class="word">\2</code>', PICTURE.sub(inline, content))
+    return LOG.sub(r'<div class="\1 log">', content)
 
 
 def _fence(source: str, *_: Any, **__: Any) -> str:
