@@ -15,6 +15,7 @@ import os
 import queue
 import select
 import threading
+import time
 from collections.abc import Callable
 from multiprocessing.managers import SyncManager
 from typing import Any
@@ -29,6 +30,7 @@ log = logging.getLogger(__name__)
 CALLER = "megatron.core.dist_checkpointing.strategies.async_utils"
 WRITER = "megatron.core.dist_checkpointing.strategies.filesystem_async"
 TRAINING = "megatron.training.async_utils"
+LOOK = 0.1  # seconds between two looks for the end of a save
 _KILL_SECONDS = 5.0  # for a killed process to be gone
 Arguments = tuple[Any, ...]
 
@@ -52,6 +54,20 @@ def maybe_finalize_async_save(
 def _under_way() -> int:
     calls = _module(TRAINING)._async_calls_queue
     return 0 if calls is None else int(calls.get_num_unfinalized_calls())
+
+
+def end_all() -> None:
+    """Wait until all saves under way are checkpoints, on all ranks together.
+
+    Each look is a collective, so a stop ends the wait; Megatron's own wait for the storage would not hear of it.
+
+    Raises:
+        CommunicationAborted: a stop came.
+    """
+    while _under_way():
+        _module(TRAINING).maybe_finalize_async_save()
+        if _under_way():
+            time.sleep(LOOK)
 
 
 def give_up() -> None:

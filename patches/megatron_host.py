@@ -375,7 +375,8 @@ class MegatronHost:
 
     def regroup(self, epoch: int, link: str) -> None:
         self.platform.restart_device()
-        self.platform.switch_link(link, range(torch.distributed.get_world_size()))
+        if self.platform.switch_link(link, range(torch.distributed.get_world_size())):
+            link = ""  # it is the device's own: groups on gloo never left theirs
         torch_distributed.regroup(epoch, timedelta(seconds=self._regroup_seconds), link)
 
     def check_link(self, link: str) -> list[str]:

@@ -21,7 +21,7 @@ def check(platform: Platform, link: str) -> list[str]:
     """
     if why := platform.why_no_link(link):
         raise LinkUnusable(why)
-    if link in platform.links:
+    if platform.links and link in ("", *platform.links):
         return []
     if others := sorted(_foreign_backends()):
         raise LinkUnusable(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import os
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 
 from mindspeed_tft import arguments, runtime
 from mindspeed_tft.patches import (
+    megatron_async_save,
     megatron_host,
     megatron_rewind,
     megatron_rollback,
@@ -45,6 +47,7 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
     signals.guard_children(session)
     settle()
     megatron_rollback.keep_batches(host)
+    session.link.one_way = bool(megatron_rewind.why_not(host))
     session.train_begin(space.iteration, len(host.optimizers()))
     resumed = torch_distributed.alone()
     runtime.training_begins()
@@ -156,8 +159,23 @@ def checkpoint_and_decide_exit(
     leaves = wrapped(*args, **kwargs)
     session = runtime.session()
     if session is not None:
-        session.boundary.reach(session.record.step, lambda: _save_now(session, args), bool(leaves))
+        session.boundary.reach(
+            session.record.step,
+            lambda: _save_now(session, args),
+            bool(leaves),
+            settle=lambda: _end_saves(session),
+            look=lambda: look_for_signal(session),
+        )
     return leaves
+
+
+def look_for_signal(session: Any) -> None:
+    """--exit-signal-handler: Megatron looks for its signal once a step, before this rank is held. While it is held, to
+    be asked to end is what it is without that option."""
+    if megatron_host.args().exit_signal_handler:
+        handler = importlib.import_module("megatron.training.global_vars").get_signal_handler()
+        if handler._signal_received:
+            session.terminated(signal.Signals(handler.sig).name)
 
 
 def _save_now(session: Any, args: Arguments) -> Path:
@@ -165,18 +183,19 @@ def _save_now(session: Any, args: Arguments) -> Path:
     host: megatron_host.MegatronHost = session.host
     model, optimizer, scheduler, step, flops, context, data = args
     training = importlib.import_module(MODULE)
-    _end_saves(training)  # it may be writing that of this very step
+    _end_saves(session)  # it may be writing that of this very step
     if not host.all_agree(host.saved_step() == step):
         training.save_checkpoint_and_time(step, model, optimizer, scheduler, flops, context, train_data_iterator=data)
-        _end_saves(training)
-    session.link.checkpoint = host.last_checkpoint()
+        _end_saves(session)
     return host.checkpoint_directory(host.save_directory(), step)
 
 
-def _end_saves(training: Any) -> None:
-    """Wait for the checkpoints that Megatron writes in the background."""
+def _end_saves(session: Any) -> None:
+    """Wait for the checkpoints that Megatron writes in the background: a hold may last, and what was begun before it
+    would be of no use until its end."""
     if megatron_host.args().async_save:
-        training.maybe_finalize_async_save(blocking=True)
+        megatron_async_save.end_all()
+    session.link.checkpoint = session.host.last_checkpoint()
 
 
 @REGISTRY.wrap("megatron.training.checkpointing:save_checkpoint", **HA)

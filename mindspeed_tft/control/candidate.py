@@ -284,6 +284,9 @@ class Candidate:
             for visit in list(self._visits):
                 self._welcome(visit)
             why = await self._lead_on(controller)
+            if why and controller.broken is None:  # before all else: those ranks are protected where they go now
+                log.warning("controller %d leads no more (term %d): %s", self._index, term, why)
+                self._dismiss()
         finally:
             self._controller = None
             controller.operators.end("this controller leads no more")
@@ -293,14 +296,13 @@ class Candidate:
             self._say_role()
         if controller.broken is not None:
             raise controller.broken
-        if not why:
-            return controller
-        log.warning("controller %d leads no more (term %d): %s", self._index, term, why)
-        for visit in list(self._visits):
+        return None if why else controller
+
+    def _dismiss(self) -> None:
+        for visit in self._visits:
             if visit.welcomed:
                 visit.dismissed = True
                 visit.task.cancel()
-        return None
 
     async def _lead_on(self, controller: Controller) -> str:
         """Until the job is over, or why we do not lead any more."""

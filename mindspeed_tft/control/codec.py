@@ -106,16 +106,16 @@ def hello(
     doubt: str = "",
     began: bool = False,
     wish: t.Wish | None = None,
-    held: tuple[int, int] = (0, 0),
+    held: tuple[int, int, float] = (0, 0, 0.0),
     link: t.LinkState | None = None,
 ) -> wire.RankSays:
     """`epoch`: of the last stop that this process heard, and `doubt` what stops told it of the numbers of all ranks;
     `parked`: it knows that another one has its place; `bare`: it was started in the place of another one, and has none
     of its state yet; `began`: it has begun a step; `wish`: the last one that it heard; `held`: the hold that it is in,
-    and after which step; `link`: of its collectives, once it was moved."""
+    after which step, and for how many seconds so far; `link`: of its collectives, once it was moved."""
     told = wire.Hello(protocol=PROTOCOL, session=session, info=info_to_wire(info), epoch=epoch)
     told.parked, told.bare, told.doubt, told.began = parked, bare, doubt, began
-    told.held, told.held_at = held
+    told.held, told.held_at, told.held_for = held
     if wish is not None and wish.id:
         told.wish.CopyFrom(wish_to_wire(wish))
     if link is not None and link != t.LinkState():
@@ -128,7 +128,7 @@ def says(event: t.Event, seq: int = 0) -> wire.RankSays:
     if isinstance(event, t.Heartbeat):
         body = wire.Heartbeat(
             rank=event.rank, step=event.step, phase=clean(event.phase), waiting=event.waiting, pulse=event.pulse,
-            checkpoint=event.checkpoint,
+            checkpoint=event.checkpoint, one_way=event.one_way,
         )  # fmt: skip
         return wire.RankSays(seq=seq, heartbeat=body)
     if isinstance(event, t.FaultSeen):
@@ -162,11 +162,13 @@ def event_from_wire(m: wire.RankSays, at: float) -> t.Event:
             raise WireError(f"protocol {m.hello.protocol}, this side speaks {PROTOCOL}")
         hello, wish = m.hello, wish_from_wire(m.hello.wish)
         link = t.LinkState(*(getattr(hello.link, each.name) for each in fields(t.LinkState)))
-        told = (hello.epoch, hello.bare, hello.doubt, hello.began, wish, hello.held, hello.held_at, link)
+        told = (hello.epoch, hello.bare, hello.doubt, hello.began, wish, hello.held, hello.held_at, link, hello.held_for)
         return t.Registered(at, info_from_wire(hello.info), *told)
     if kind == "heartbeat":
         beat = m.heartbeat
-        return t.Heartbeat(at, beat.rank, beat.step, beat.phase, beat.waiting, beat.pulse, beat.checkpoint)
+        return t.Heartbeat(
+            at, beat.rank, beat.step, beat.phase, beat.waiting, beat.pulse, beat.checkpoint, beat.one_way
+        )
     if kind == "fault":
         return t.FaultSeen(at, m.fault.rank, m.fault.kind, m.fault.message, m.fault.own)
     if kind == "report":
@@ -204,6 +206,8 @@ def lost_to_wire(event: t.RankLost, session: str, info: wire.RankInfo | None = N
 
 
 def lost_from_wire(m: wire.FromRank, at: float) -> t.RankLost:
+    if m.lost.HasField("info") and m.lost.info.rank != m.rank:
+        raise WireError(f"loss of rank {m.lost.info.rank} under the name of rank {m.rank}")
     return t.RankLost(at, m.rank, m.lost.message, m.lost.pid)
 
 
@@ -247,7 +251,7 @@ def wish_to_wire(wish: t.Wish, ranks: Iterable[int] = ()) -> wire.Wish:
 
 
 def wish_from_wire(m: wire.Wish) -> t.Wish:
-    return t.Wish(m.id, m.hold, m.hold_from, m.limit, m.save, m.save_from, m.working)
+    return t.Wish(m.id, m.hold, m.hold_from, m.limit, m.save, m.save_from, m.working, m.pending)
 
 
 def order_to_wire(order: t.Order) -> wire.Order:

@@ -189,7 +189,7 @@ class Service:
 def asked(request: wire.OperatorAsks, at: float) -> t.Asked:
     """The event that a request means."""
     args = {codec.clean(key, _MAX_ARG): codec.clean(value, _MAX_ARG) for key, value in request.args.items()}
-    patience = min(max(request.patience, 0.0), 10 * 86400.0)
+    patience = min(request.patience, 10 * 86400.0) if request.patience > 0 else 0.0  # also of no number
     name, kind, who = (codec.clean(text, 80) for text in (request.id, request.kind, request.who))
     return t.Asked(at, name, kind, args, patience, who)
 

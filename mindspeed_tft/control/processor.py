@@ -66,6 +66,7 @@ class Processor:
         self.step = 0
         self.phase = "start"
         self.checkpoint = 0  # the last step whose checkpoint this run has completed or loaded
+        self.one_way = False  # none of them can be loaded online
         self._path = Path(socket_path)
         self._deadlines = deadlines
         self._on_stop = on_stop
@@ -94,7 +95,8 @@ class Processor:
         self._doubt = ""  # why the numbers of all ranks may be wrong, until training goes on
         self._dismissed = False
         self._wish = t.Wish()
-        self._held = (0, 0)  # the hold that this rank is in, and after which step
+        self._held = (0, 0, 0.0)  # the hold that this rank is in, after which step, and since when
+        self._said_unsettled = 0  # of the link, by the last hello
         self._link = t.LinkState()
         self._goodbye_seen = False
         self._stop_epoch = 0
@@ -154,12 +156,12 @@ class Processor:
 
     def held(self, hold: int, step: int) -> None:
         """Says that this rank waits after `step`, as operators want it."""
-        self._held = (hold, step)
+        self._held = (hold, step, time.monotonic())
         self._say(t.Held(0.0, self._rank, hold, step))
 
     def released(self, hold: int) -> None:
         """Says that this rank trains on after a hold, which is over for it even if nobody said so."""
-        self._held = (0, 0)
+        self._held = (0, 0, 0.0)
         self._say(t.Released(0.0, self._rank, hold))
         with self._lock:
             if self._wish.hold == hold:
@@ -167,7 +169,8 @@ class Processor:
 
     def left_hold(self) -> None:
         """A fault took this rank out of a hold: it is still wished."""
-        self._held = (0, 0)
+        self._held = (0, 0, 0.0)
+        self._outbox.append(wire.RankSays())  # no word: what was said of it before is not to be said again
 
     def saved(self, save: int, step: int, path: str) -> None:
         """Says that the framework's checkpoint of `step` is complete, as operators wanted it."""
@@ -180,6 +183,7 @@ class Processor:
     def tell_link(self, state: t.LinkState) -> None:
         """From now on a controller to which this rank registers is told this of the link of collectives."""
         self._link = state
+        self._wake()
 
     def resumed(self) -> None:
         """Training goes on: what was said of the fault is over, and not to be said again after a reconnect."""
@@ -275,8 +279,13 @@ class Processor:
             if self._bare or self._doubt:
                 self._bare, self._doubt = False, ""
                 self._out += pack(self._hello())
+        if self._said_unsettled and not self._link.unsettled:  # relays keep a hello, to say it again
+            self._out += pack(self._hello())
         while self._outbox:
             message = self._outbox.popleft()
+            if message.WhichOneof("body") is None:
+                self._remembered = [old for old in self._remembered if old.WhichOneof("body") != "held"]
+                continue
             self._seq += 1
             message.seq = self._seq
             if (kind := message.WhichOneof("body")) in _LATEST:  # a job may be paused more often than it may fail
@@ -356,8 +365,10 @@ class Processor:
 
     def _hello(self) -> wire.RankSays:
         assert self._info is not None
-        parked, began = bool(self._parked), self.step > 0
-        told = (self._stop_epoch, parked, self._bare, self._doubt, began, self._wish, self._held, self._link)
+        parked, began, (hold, step, since), link = bool(self._parked), self.step > 0, self._held, self._link
+        self._said_unsettled = link.unsettled
+        held = (hold, step, time.monotonic() - since if hold else 0.0)
+        told = (self._stop_epoch, parked, self._bare, self._doubt, began, self._wish, held, link)
         return codec.hello(self._session, self._info, *told)
 
     def _serve(self) -> None:
@@ -372,7 +383,8 @@ class Processor:
                 now = time.monotonic()
                 if self._welcomed and now >= beat:
                     waits = self._waits() or self._held[0] > 0  # for the others, until they are held as well
-                    word = t.Heartbeat(0.0, self._rank, self.step, self.phase, waits, pulse(), self.checkpoint)
+                    last = self.checkpoint, self.one_way
+                    word = t.Heartbeat(0.0, self._rank, self.step, self.phase, waits, pulse(), *last)
                     self._out += pack(codec.says(word))
                     beat = now + self._deadlines.heartbeat
                 if self._welcomed:

@@ -26,6 +26,7 @@ from mindspeed_tft.control.guard import Guard
 from mindspeed_tft.control.uplink import Uplink, UplinkKeeper
 from mindspeed_tft.engine.types import Deadlines, Examined, Kill, RankFinished, RankLost, RankQuiet
 from mindspeed_tft.observe import logs
+from mindspeed_tft.observe.files import stacks_name
 
 log = logging.getLogger(__name__)
 
@@ -299,6 +300,11 @@ class Relay:
             link.hello.hello.began = link.hello.hello.began or says.heartbeat.step > 0
             link.beat = says
             return
+        if kind == "held":  # said again to the next controller, as all of this hello
+            link.hello.hello.held, link.hello.hello.held_at = says.held.hold, says.held.step
+            link.hello.hello.held_for = 0.0
+        elif kind == "released":
+            link.hello.hello.held = link.hello.hello.held_at = 0
         if kind == "goodbye":
             link.goodbye = True
             self._send(link, wire.HostOrders(goodbye_seen=wire.GoodbyeSeen()))
@@ -448,7 +454,8 @@ class Relay:
             for rank in message.stop.ranks:
                 if rank in self._ranks:
                     hello = self._ranks[rank].hello.hello  # said again to the next controller
-                    hello.epoch = max(hello.epoch, message.stop.epoch)
+                    if message.stop.epoch > hello.epoch:  # which takes it out of a hold
+                        hello.epoch, hello.held, hello.held_at = message.stop.epoch, 0, 0
                     hello.doubt = message.stop.doubt or hello.doubt
                     self._send(self._ranks[rank], message)
         elif kind == "wish":
@@ -483,7 +490,7 @@ class Relay:
         file, why_none = "", ""
         spare = _protected(link)
         if not spare:
-            name = f"stacks-rank{rank}-pid{link.pid}.txt"
+            name = stacks_name(rank, link.pid)
             try:
                 file = str(await stacks.keep(link.pid, link.pidfd, self._incidents / name))
             except stacks.NoStacks as error:

@@ -231,14 +231,14 @@ class Seats:
     def _foreign(self, link: HostLink, word: wire.FromRank) -> str:
         """Why a relay may not say this: it speaks for processes of its own host, which its certificate names, only."""
         here, body = link.hello.host, word.WhichOneof("body")
-        named = ""
+        named: str | None = None
         if body == "says" and word.says.WhichOneof("body") == "hello":
             named = word.says.hello.info.host
         elif body == "lost" and word.lost.HasField("info"):
             named = word.lost.info.host
-        if named and named != here:
+        if named is not None and named != here:
             return (
-                f"it says that rank {word.rank} runs on host {named}; the rank and the relay beside it have to call "
+                f"it says that rank {word.rank} runs on host {named or '(none)'}; the rank and the relay beside it have to call "
                 "their host by one name (`uname -n`)"
             )
         seat = self._seats.get(word.rank)
@@ -272,15 +272,17 @@ class Seats:
         self._feed(event)
 
     def _hear_lost(self, link: HostLink, word: wire.FromRank, now: float) -> None:
+        event = codec.lost_from_wire(word, now)
         seat = self._seats.get(word.rank)
         queue = self._parked.get(word.rank, [])
         if any(parked.session == word.session for parked in queue):
             queue[:] = [parked for parked in queue if parked.session != word.session]
             return
         if seat is None:  # it lived and died while there was no controller to hear it
+            if not word.lost.HasField("info"):
+                raise codec.WireError(f"loss of rank {word.rank}, of which nothing is known")
             self._take(link, word.session, t.Registered(now, codec.info_from_wire(word.lost.info)))
         if self._speaks(word):  # else heard before, or of an earlier life
-            event = codec.lost_from_wire(word, now)
             self._lose(word.rank, event.message or "its process is gone", now, event.pid)
 
     # ---------------------------------------------------------------------------------- coming and going

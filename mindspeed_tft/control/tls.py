@@ -253,11 +253,11 @@ def _decrypt(path: Path, locked: bytes, hook: str) -> bytes:
         ) from None
     try:
         opened = function(locked)
-    except Exception as error:
+    except Exception as error:  # its text may quote the key, and goes to logs and to a doctor on another host
         raise ControlRefused(
-            f"{flag}: {hook} failed at {path} ({type(error).__name__}: {error}); it gets the bytes of node.key and "
-            "returns the key as PEM"
-        ) from error
+            f"{flag}: {hook} failed at {path} ({type(error).__name__}); it gets the bytes of node.key and returns the "
+            "key as PEM; let it log what was wrong"
+        ) from None
     if not isinstance(opened, bytes):
         raise ControlRefused(
             f"{flag}: {hook} returned {type(opened).__name__}, not bytes; it returns the key as PEM, without a password"
@@ -356,7 +356,9 @@ class Transport:
         certificate = peer_certificate(context)
         if certificate is None:
             return "it showed no certificate"
-        found = certificates.names(certificate)
+        if certificates.is_operator(certificate):
+            return "its certificate is an operator's, who asks and is no host; make one with `tftctl certs node`"
+        found = certificates.hosts(certificate)
         if not certificates.names_host(found, host):
             return (
                 f"its certificate is for {', '.join(found)}, not for host {host}; make one for that name "
@@ -411,7 +413,8 @@ class Transport:
             found = x509.load_der_x509_certificate(writer.get_extra_info("ssl_object").getpeercert(binary_form=True))
             if self.is_revoked(found):
                 raise Untrusted(self.barred_certificate(found))
-            if why := certificates.unfit_for(found, server=True):
+            why = "it is an operator's" if certificates.is_operator(found) else ""
+            if why := why or certificates.unfit_for(found, server=True):
                 raise Untrusted(f"its certificate cannot be a controller's: {why}")
             try:  # its first word comes when it has taken our certificate, and only then
                 word = await reader.read(1)

@@ -45,8 +45,14 @@ class Watchers:
         self._tracer: tracing.Tracer | None = None
         self.endpoint: Endpoint | None = None
         self._live: Live = lambda: (0, 0)
+        self._gave_up = False
+        self._beginning: threading.Thread | None = None
         if config.metrics_port is not None or config.otel_endpoint:
-            self._begin()
+            metrics = Metrics(config.world_size, config.deadlines.heartbeat_lost, self._tell)
+            self._events, self._actions = metrics.events, metrics.actions
+            # Imports and name look-ups take seconds on a slow file system, and relays wait to be welcomed.
+            self._beginning = threading.Thread(target=self._begin, args=(metrics,), name="tft-beginning", daemon=True)
+            self._beginning.start()
 
     def event(self, event: t.Event) -> None:
         """Something happened."""
@@ -72,16 +78,21 @@ class Watchers:
 
     async def end(self) -> None:
         """The port is free, and traces are sent, when this returns; or it took too long. What hangs is left behind."""
-        closing = [self.endpoint.close, self._keep_last] if self.endpoint is not None else []
-        closing += [self._tracer.close] if self._tracer is not None else []
-        await asyncio.gather(*(_wait_for(close) for close in closing))
+        if self._beginning is not None:
+            closing = (self._close_endpoint, self._keep_last, self._close_tracer)
+            await asyncio.gather(*(_wait_for(close) for close in closing))
 
     # ---------------------------------------------------------------------------------- beginning
 
-    def _begin(self) -> None:
+    def _begin(self, metrics: Metrics) -> None:
+        try:
+            self._offer(metrics)
+        except Exception as error:  # a package that is missing or broken
+            log.warning("no metrics of this controller, or no traces: %r; training goes on", error)
+
+    def _offer(self, metrics: Metrics) -> None:
+        """A fault that is over before this is done has no trace."""
         config, versions = self._config, report.versions()
-        metrics = Metrics(config.world_size, config.deadlines.heartbeat_lost, self._tell)
-        self._events, self._actions = metrics.events, metrics.actions
         facts = Facts(self._term, self._index, config.host, versions, lambda: self._live())
         if config.otel_endpoint:
             try:
@@ -98,10 +109,29 @@ class Watchers:
             self.endpoint = endpoint.Endpoint(
                 config.metrics_host, config.metrics_port, exposition, lambda: secured(config)
             )
+            if self._gave_up:  # looked at after the endpoint is there to be stopped, as `_give_up` does
+                self.endpoint.stop()
             self.endpoint.start()
 
+    def _begun(self) -> None:
+        """What has been begun is there to be ended."""
+        if self._beginning is not None:
+            self._beginning.join()
+
+    def _close_endpoint(self) -> None:
+        self._begun()
+        if self.endpoint is not None:
+            self.endpoint.close()
+
+    def _close_tracer(self) -> None:
+        self._begun()
+        if self._tracer is not None:
+            self._tracer.close()
+
     def _keep_last(self) -> None:
-        assert self.endpoint is not None
+        self._begun()
+        if self.endpoint is None or self._gave_up:
+            return
         try:
             self.endpoint.write(Path(self._config.incident_dir))
         except OSError as error:
@@ -114,6 +144,9 @@ class Watchers:
     def _give_up(self) -> None:
         log.exception("metrics and traces end here, by a mistake of ours; training goes on")
         self._events, self._actions = {}, {}
+        self._gave_up = True
+        if self.endpoint is not None:  # numbers that stand still would look like a job that does
+            self.endpoint.stop()
 
 
 async def _wait_for(work: Callable[[], None]) -> None:

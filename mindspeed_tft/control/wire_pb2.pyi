@@ -77,7 +77,7 @@ class RankReport(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., commit: _Optional[str] = ..., update: _Optional[str] = ..., fault: _Optional[str] = ..., trusted: _Optional[bool] = ..., rng_start: _Optional[str] = ..., rng_end: _Optional[str] = ..., epoch: _Optional[int] = ..., checkpoints: _Optional[_Iterable[int]] = ..., digests: _Optional[_Mapping[str, str]] = ..., stamps: _Optional[_Mapping[str, str]] = ..., saved: _Optional[_Mapping[str, str]] = ...) -> None: ...
 
 class Wish(_message.Message):
-    __slots__ = ("id", "hold", "hold_from", "limit", "save", "save_from", "ranks", "working")
+    __slots__ = ("id", "hold", "hold_from", "limit", "save", "save_from", "ranks", "working", "pending")
     ID_FIELD_NUMBER: _ClassVar[int]
     HOLD_FIELD_NUMBER: _ClassVar[int]
     HOLD_FROM_FIELD_NUMBER: _ClassVar[int]
@@ -86,6 +86,7 @@ class Wish(_message.Message):
     SAVE_FROM_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     WORKING_FIELD_NUMBER: _ClassVar[int]
+    PENDING_FIELD_NUMBER: _ClassVar[int]
     id: int
     hold: int
     hold_from: int
@@ -94,7 +95,8 @@ class Wish(_message.Message):
     save_from: int
     ranks: _containers.RepeatedScalarFieldContainer[int]
     working: bool
-    def __init__(self, id: _Optional[int] = ..., hold: _Optional[int] = ..., hold_from: _Optional[int] = ..., limit: _Optional[float] = ..., save: _Optional[int] = ..., save_from: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., working: _Optional[bool] = ...) -> None: ...
+    pending: bool
+    def __init__(self, id: _Optional[int] = ..., hold: _Optional[int] = ..., hold_from: _Optional[int] = ..., limit: _Optional[float] = ..., save: _Optional[int] = ..., save_from: _Optional[int] = ..., ranks: _Optional[_Iterable[int]] = ..., working: _Optional[bool] = ..., pending: _Optional[bool] = ...) -> None: ...
 
 class LinkState(_message.Message):
     __slots__ = ("name", "before", "since", "epoch", "unsettled")
@@ -111,7 +113,7 @@ class LinkState(_message.Message):
     def __init__(self, name: _Optional[str] = ..., before: _Optional[str] = ..., since: _Optional[str] = ..., epoch: _Optional[int] = ..., unsettled: _Optional[int] = ...) -> None: ...
 
 class Hello(_message.Message):
-    __slots__ = ("protocol", "session", "info", "epoch", "parked", "bare", "doubt", "began", "wish", "held", "held_at", "link")
+    __slots__ = ("protocol", "session", "info", "epoch", "parked", "bare", "doubt", "began", "wish", "held", "held_at", "link", "held_for")
     PROTOCOL_FIELD_NUMBER: _ClassVar[int]
     SESSION_FIELD_NUMBER: _ClassVar[int]
     INFO_FIELD_NUMBER: _ClassVar[int]
@@ -124,6 +126,7 @@ class Hello(_message.Message):
     HELD_FIELD_NUMBER: _ClassVar[int]
     HELD_AT_FIELD_NUMBER: _ClassVar[int]
     LINK_FIELD_NUMBER: _ClassVar[int]
+    HELD_FOR_FIELD_NUMBER: _ClassVar[int]
     protocol: int
     session: str
     info: RankInfo
@@ -136,23 +139,26 @@ class Hello(_message.Message):
     held: int
     held_at: int
     link: LinkState
-    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[str] = ..., info: _Optional[_Union[RankInfo, _Mapping]] = ..., epoch: _Optional[int] = ..., parked: _Optional[bool] = ..., bare: _Optional[bool] = ..., doubt: _Optional[str] = ..., began: _Optional[bool] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., held: _Optional[int] = ..., held_at: _Optional[int] = ..., link: _Optional[_Union[LinkState, _Mapping]] = ...) -> None: ...
+    held_for: float
+    def __init__(self, protocol: _Optional[int] = ..., session: _Optional[str] = ..., info: _Optional[_Union[RankInfo, _Mapping]] = ..., epoch: _Optional[int] = ..., parked: _Optional[bool] = ..., bare: _Optional[bool] = ..., doubt: _Optional[str] = ..., began: _Optional[bool] = ..., wish: _Optional[_Union[Wish, _Mapping]] = ..., held: _Optional[int] = ..., held_at: _Optional[int] = ..., link: _Optional[_Union[LinkState, _Mapping]] = ..., held_for: _Optional[float] = ...) -> None: ...
 
 class Heartbeat(_message.Message):
-    __slots__ = ("rank", "step", "phase", "waiting", "pulse", "checkpoint")
+    __slots__ = ("rank", "step", "phase", "waiting", "pulse", "checkpoint", "one_way")
     RANK_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     WAITING_FIELD_NUMBER: _ClassVar[int]
     PULSE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
+    ONE_WAY_FIELD_NUMBER: _ClassVar[int]
     rank: int
     step: int
     phase: str
     waiting: bool
     pulse: int
     checkpoint: int
-    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting: _Optional[bool] = ..., pulse: _Optional[int] = ..., checkpoint: _Optional[int] = ...) -> None: ...
+    one_way: bool
+    def __init__(self, rank: _Optional[int] = ..., step: _Optional[int] = ..., phase: _Optional[str] = ..., waiting: _Optional[bool] = ..., pulse: _Optional[int] = ..., checkpoint: _Optional[int] = ..., one_way: _Optional[bool] = ...) -> None: ...
 
 class Held(_message.Message):
     __slots__ = ("rank", "hold", "step")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mindspeed_tft.control.config import DEFAULT_PORT
 from mindspeed_tft.settings import Refused, Settings
@@ -49,6 +49,13 @@ class Job:
     @property
     def decrypt(self) -> str | None:
         return self.settings.tft_tls_decrypt
+
+    def with_keys_of(self, own: Job) -> Job:
+        """With the certificates of another view, and its way to their key. Who names a function that opens a key runs
+        it, and who names a directory hears what is in it: nobody on another host may."""
+        names = ("tft_tls_dir", "tft_tls_key_password_file", "tft_tls_decrypt")
+        settings = self.settings.model_copy(update={name: getattr(own.settings, name) for name in names})
+        return replace(self, settings=settings, tls_dir=own.tls_dir)
 
     @property
     def controller_port(self) -> int:

@@ -60,6 +60,7 @@ class Peer:
 
     def __init__(self, job: Job, contexts: Secure | None) -> None:
         self._job, self._contexts = job, contexts
+        self._own = job  # as this host was started, whatever the one who asks says of his
         self._listeners: list[Listener] = []
         self._word = ""
         self._marks: list[tuple[str, str]] = []
@@ -114,12 +115,11 @@ class Peer:
                 [str(word) for word in words],
                 job.environ,
                 port=job.port,
-                tls_dir=job.tls_dir,
                 insecure=job.insecure,
                 timeout=job.timeout,
                 bind=job.bind,
                 skew=job.skew,
-            )
+            ).with_keys_of(self._own)
         self._job = job = replace(job, nodes=nodes)
         found = [*check_host(job), *names.check_hosts([str(name) for name in message["hosts"]])]
         if message["first"]:

@@ -9,6 +9,7 @@ orders when the last rank has come. Requests end by themselves, and what was not
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Protocol
@@ -36,6 +37,7 @@ from mindspeed_tft.engine.words import count, ranks
 
 AGAIN = "again"  # among the arguments: an engine before this one was asked already, and its answer may be lost
 LIMIT = 3600.0  # seconds that a job is held for, where nobody says it
+MOST = 2.0**53  # of any number that is asked for: up to it floating-point numbers count in ones
 OF_HELD = frozenset({OrderKind.SAVE, OrderKind.LINK})  # orders that ranks carry out while they are held
 Data = dict[str, str | int | float]
 
@@ -135,7 +137,9 @@ class _Request:
     until: float
     since: float
     work: Work | None = None
+    limit: float = LIMIT  # seconds that the work takes at most
     paused: bool = False  # the job was held already when it came, and stays so
+    step: int = 0  # after which some ranks were held when it came; 0: none was
     said: tuple[int, str] = (-1, "")  # ranks that were counted, and what was done, when it was told last
 
 
@@ -148,14 +152,17 @@ class Holds:
         self._number = issued
         self.wish = Wish()
         self._in: set[int] = set()  # held, as it is wished
+        self._early: dict[int, Held] = {}  # held, under a hold of which this engine has not heard
         self._leaving: set[int] = set()  # held under a hold that is over
-        self._saved: dict[int, SavedStep] = {}
+        self._saved: dict[int, SavedStep] = {}  # the last one of each rank, for whichever wish
         self._step = 0  # after which ranks are held
         self._since: float | None = None  # all of them are
         self._inherited = 0.0  # when a wish of an engine before this one was heard
         self._requests: dict[str, _Request] = {}
         self._work: Work | None = None  # goes on
         self._worker: _Request | None = None  # it is done for
+        self._lengthened = 0.0  # seconds by which the pause below it was made longer
+        self._deserted = False  # a rank went on while it went on
         self._kinds: dict[str, Callable[[Asked, int], None]] = {
             "pause": self._pause,
             "resume": self._resume,
@@ -183,7 +190,8 @@ class Holds:
     @property
     def _hold_left(self) -> float:
         """Seconds until the ranks go on by themselves."""
-        return self.wish.limit - (self._desk.now - (self._since if self._since is not None else self._desk.now))
+        passed = self._desk.now - self._since if self._since is not None else 0.0
+        return self.wish.limit - self._lengthened - passed
 
     @property
     def working(self) -> bool:
@@ -224,7 +232,7 @@ class Holds:
                 raise Refusal(f"nobody knows the request {event.kind!r}; known: {', '.join(sorted(self._kinds))}")
             self._check(event, state)
             kind(event, computing)
-        except Refusal as refusal:
+        except (ValueError, OverflowError) as refusal:  # whatever is asked for, it must not end the engine
             self._answer(event.id, Outcome(False, str(refusal)))
         self._settle()
 
@@ -240,28 +248,32 @@ class Holds:
         if state is not State.TRAINING and event.kind != "resume":
             raise Refusal(f"an incident is being handled ({state.value}); ask again when training goes on")
 
-    def _open(self, event: Asked, work: Work | None = None) -> None:
+    def _open(self, event: Asked, work: Work | None = None, limit: float = LIMIT) -> None:
         now = self._desk.now
         paused = self.paused and not self.wish.working
-        self._requests[event.id] = _Request(event, now + event.patience, now, work, paused)
+        step = self._step if self._in or self._leaving else 0
+        self._requests[event.id] = _Request(event, now + event.patience, now, work, limit, paused, step)
 
     def _pause(self, event: Asked, computing: int) -> None:
-        step, limit = int(_number(event, "step", 0)), _number(event, "limit", LIMIT)
+        step, limit = int(_number(event, "step", 0, "--at-step")), _number(event, "limit", LIMIT, "--for")
         if limit <= 0:
             raise Refusal(f"--for {limit:g} s is no time; give at least a second")
-        if self.paused and not event.args.get(AGAIN):
+        if self.paused and not self.wish.working and not event.args.get(AGAIN):
             raise Refusal(
                 f"the job is paused already, after step {self._step}, for {self._hold_left:.0f} s more; resume it first"
             )
         if self._busy("pause"):
             raise Refusal("another request holds the job already; wait for it, or withdraw it with `tftctl resume`")
-        if self.wish.hold:  # of somebody whose controller is gone: this is the same wish
-            self._open(event)
-            return
-        if step and step < computing:
+        if step and step < computing and not (self.wish.hold and event.args.get(AGAIN)):
             raise Refusal(f"--at-step {step}: that step is over, the job computes step {computing}; name a later one")
         self._open(event)
-        self._hold(step, limit)
+        if not self.wish.hold:
+            self._hold(step, limit, pending=True)
+            return
+        # Of somebody whose controller is gone. It is his own wish as a rule, and then nothing new is told.
+        joined = replace(self.wish, hold_from=step, limit=limit, working=False, pending=not self.paused)
+        if joined != self.wish:
+            self._tell(hold_from=step, limit=limit, working=False, pending=not self.paused)
 
     def _resume(self, event: Asked, _computing: int) -> None:
         if self._work is not None:
@@ -277,14 +289,15 @@ class Holds:
         self._release()
 
     def _dump(self, event: Asked, _computing: int) -> None:
-        if self.wish.save or self._busy("dump"):
-            raise Refusal("another dump is under way; wait for it")
-        if self.paused:
+        if other := self._busy("dump"):
+            raise Refusal(f"{'another dump' if other == 'dump' else f'a {other}'} is under way; wait for it")
+        if self.paused and not self.wish.save:
             self.hold_for(event, HeldSave(self._desk))
             return
         self._open(event)
+        if self.wish.save:  # of somebody whose controller is gone: this is the same wish
+            return
         self._number += 1
-        self._saved = {}
         self._tell(save=self._number, save_from=0)
 
     def hold_for(self, event: Asked, work: Work, limit: float = LIMIT) -> None:
@@ -295,12 +308,14 @@ class Holds:
         """
         if self._work is not None or self._busy("pause"):
             raise Refusal("another request holds the job already; wait for it")
-        self._open(event, work)
+        self._open(event, work, limit)
         if not self.wish.hold:
             self._hold(0, limit, working=True)
 
-    def _busy(self, kind: str) -> bool:
-        return any(each.asked.kind == kind or each.work is not None for each in self._requests.values())
+    def _busy(self, kind: str) -> str:
+        """What is asked for already, and does not go together with this; "": nothing."""
+        found = (each for each in self._requests.values() if each.asked.kind == kind or each.work is not None)
+        return next((each.asked.kind for each in found), "")
 
     def withdrawn(self, event: Withdrawn) -> None:
         request = self._requests.get(event.id)
@@ -318,7 +333,8 @@ class Holds:
         if kind == "dump" and request.work is None and self.wish.save:
             self._tell(save=0)
             return "the wish is withdrawn"
-        if (kind == "pause" or request.work is not None) and self.wish.hold and not self.paused:
+        holds = kind == "pause" or (request.work is not None and not request.paused)
+        if holds and self.wish.hold and not self.paused:
             self._release()
             return "the wish is withdrawn"
         return ""
@@ -331,15 +347,15 @@ class Holds:
         self.wish = replace(self.wish, id=self._number, **changes)  # type: ignore[arg-type]
         self._desk.put(Tell(self.wish, self._roster.told))
 
-    def _hold(self, step: int, limit: float, working: bool = False) -> None:
+    def _hold(self, step: int, limit: float, working: bool = False, pending: bool = False) -> None:
         self._number += 1
         self._since = None
-        self._tell(hold=self._number, hold_from=step, limit=limit, working=working)
+        self._tell(hold=self._number, hold_from=step, limit=limit, working=working, pending=pending)
 
     def _release(self) -> None:
         self._leaving |= self._in
-        self._in, self._since = set(), None
-        self._tell(hold=0, hold_from=0, limit=0.0, working=False)
+        self._in, self._since, self._deserted = set(), None, False
+        self._tell(hold=0, hold_from=0, limit=0.0, working=False, pending=False)
 
     def registered(self, event: Registered) -> None:
         """A rank may know of a wish that this engine does not, or the other way round."""
@@ -353,10 +369,15 @@ class Holds:
             others = tuple(other for other in self._roster.told if other != rank)
             if others and (known.hold or known.save or before.hold or before.save):
                 self._desk.put(Tell(known, others))
+            early, self._early = self._early, {}
+            for held in early.values():
+                self.held(held)
         elif known.id < self.wish.id and (self.wish.hold or self.wish.save or known.hold or known.save):
             self._desk.put(Tell(self.wish, (rank,)))
         if event.held:
             self.held(Held(event.at, rank, event.held, event.held_at))
+            if self._since is not None and rank in self._in:  # its time was counted before this engine was here
+                self._since = min(self._since, self._desk.now - event.held_for)
         if self._work is not None:
             self._work.repeat(rank)
 
@@ -372,20 +393,28 @@ class Holds:
         elif event.hold < self.wish.id:
             self._leaving.add(event.rank)
             self._desk.put(Tell(self.wish, (event.rank,)))
+        else:  # agreed by ranks of which none has come to this engine yet
+            self._early[event.rank] = event
         self._settle()
 
     def released(self, event: Released) -> None:
         self._leaving.discard(event.rank)
+        self._early.pop(event.rank, None)
         if self.wish.hold and event.hold == self.wish.hold and event.rank in self._in:
             self._in.discard(event.rank)
             self._desk.note(f"rank {event.rank} was not to be held any longer: all go on", warn=True)
-            self._release()
+            self._deserted = True  # a work is not left alone by those who can end it
         self._settle()
 
     def saved(self, event: SavedStep) -> None:
-        if self.wish.save and event.save == self.wish.save and event.rank in self._roster.alive:
+        if event.rank in self._roster.alive:
             self._saved[event.rank] = event
         self._settle()
+
+    @property
+    def _savers(self) -> list[SavedStep]:
+        """Who has saved as it is wished."""
+        return [event for event in self._saved.values() if event.save == self.wish.save > 0]
 
     def done(self, order: Order, event: OrderDone) -> None:
         """An order to a held rank was carried out, or could not be."""
@@ -393,10 +422,15 @@ class Holds:
             self._work.done(order, event)
             self._settle()
 
-    def gone(self, rank: int) -> None:
-        """It does not take part any more."""
+    def left(self, rank: int) -> None:
+        """It reports where it stands, so it is held no more: its word that it was may have come after the stop."""
         self._in.discard(rank)
         self._leaving.discard(rank)
+        self._early.pop(rank, None)
+
+    def gone(self, rank: int) -> None:
+        """It does not take part any more."""
+        self.left(rank)
         self._saved.pop(rank, None)
 
     # ------------------------------------------------------------------------------------------- the job goes on
@@ -406,7 +440,7 @@ class Holds:
         if self._work is not None:
             self._work.tick()
         elif self._orphaned:
-            self._desk.note("whoever had the job held for something does not ask for it again: all go on", warn=True)
+            self._desk.note("whoever wanted the job held does not ask for it again: all go on", warn=True)
             self._release()
         elif self.paused and self._hold_left <= 0:
             self._desk.note(f"paused for {self.wish.limit:g} s, as long as was asked for: all go on", warn=True)
@@ -420,9 +454,11 @@ class Holds:
 
     @property
     def _orphaned(self) -> bool:
-        """The job is held for a work that an engine before this one did, and nobody has asked this one for it."""
+        """The hold is for a work that an engine before this one did, or for a pause that has not come true, and nobody
+        has asked this one for it."""
         waited = self._desk.now - self._inherited >= self._deadlines.stop
-        return bool(self.wish.hold) and self.wish.working and waited and not self._requests
+        unwanted = self.wish.working or (self.wish.pending and not self._busy("pause"))
+        return bool(self.wish.hold) and unwanted and waited and not (self.wish.working and self._requests)
 
     def _late(self, name: str, request: _Request) -> None:
         left = self._undo(request)
@@ -440,12 +476,12 @@ class Holds:
 
     def _counted(self, request: _Request) -> int:
         kind = request.asked.kind
-        return len(self._saved if kind == "dump" else self._leaving if kind == "resume" else self._in)
+        return len(self._savers if kind == "dump" else self._leaving if kind == "resume" else self._in)
 
     def _where(self, request: _Request) -> str:
         alive, kind = self._roster.alive, request.asked.kind
         if kind == "dump":
-            return f"{len(self._saved)} of {count(len(alive), 'rank')} have saved"
+            return f"{len(self._savers)} of {count(len(alive), 'rank')} have saved"
         if kind == "resume":
             return f"{count(len(self._leaving), 'rank')} held still"
         missing = alive - self._in
@@ -459,30 +495,50 @@ class Holds:
             self._desk.note(f"all {len(self._in)} ranks are held after step {self._step}")
         if self._work is not None and (outcome := self._work.outcome) is not None:
             self._end_work(outcome)
+        if self._deserted and self._work is None:
+            self._release()
         for name, request in list(self._requests.items()):
+            if self._is_stuck(request):
+                request.work, request.paused = HeldSave(self._desk), True
+                self._tell(save=0)
             if request.work is not None and self._work is None and self.paused:
-                self._work, self._worker = request.work, request
-                self._work.begin(tuple(sorted(self._in)), self._step)
+                self._begin_work(request, request.work)
             elif request.work is None and (found := self._come_true(request)) is not None:
                 self._answer(name, found)
         if self.wish.save and self._everybody_saved:
             self._tell(save=0)
 
+    def _is_stuck(self, request: _Request) -> bool:
+        """A dump that would be agreed in the commit of a step, and there is none while the job is paused."""
+        waits = request.asked.kind == "dump" and request.work is None
+        return waits and self.paused and not self.wish.working and not self._everybody_saved
+
+    def _begin_work(self, request: _Request, work: Work) -> None:
+        self._work, self._worker = work, request
+        if request.paused:  # its time may end before the work does, and ranks would leave it one by one
+            self._lengthened = request.limit
+            self._tell(limit=self.wish.limit + request.limit)
+        work.begin(tuple(sorted(self._in)), self._step)
+
     @property
     def _everybody_saved(self) -> bool:
         """The same step. After a fault in the middle of it, those who had saved may save another one once more."""
-        everybody = bool(self._saved) and len(self._saved) == len(self._roster.alive)
-        return everybody and len({event.step for event in self._saved.values()}) == 1
+        savers = self._savers
+        return 0 < len(savers) == len(self._roster.alive) and len({event.step for event in savers}) == 1
 
     def _come_true(self, request: _Request) -> Outcome | None:
         kind, now = request.asked.kind, self._desk.now
         if kind == "pause" and self.paused:
+            if self.wish.pending:  # from now on it is wanted, whether or not somebody waits for anything
+                self._tell(pending=False)
             text = f"paused after step {self._step} on {count(len(self._in), 'rank')}, for {self._hold_left:.0f} s"
             return Outcome(True, text, {"step": self._step, "seconds_left": round(self._hold_left, 1)})
         if kind == "resume" and not self._leaving:
-            return Outcome(True, f"training goes on after step {self._step}", {"step": self._step})
+            if not request.step:
+                return Outcome(True, "the pause is withdrawn, before any rank was held")
+            return Outcome(True, f"training goes on after step {request.step}", {"step": request.step})
         if kind == "dump" and self._everybody_saved:
-            first = self._saved[min(self._saved)]
+            first = min(self._savers, key=lambda event: event.rank)
             return saved(first.step, first.path, now - request.since)
         return None
 
@@ -490,8 +546,15 @@ class Holds:
         request, self._work, self._worker = self._worker, None, None
         assert request is not None
         self._answer(request.asked.id, outcome)
+        longer, self._lengthened = self._lengthened, 0.0
         if self.wish.hold and not request.paused:
             self._release()
+        elif longer:
+            self.wish = replace(self.wish, limit=self.wish.limit - longer)
+            if self._hold_left > 0:
+                self._tell()
+            else:
+                self._release()
 
     def _answer(self, name: str, outcome: Outcome, late: bool = False) -> None:
         self._requests.pop(name, None)
@@ -503,7 +566,8 @@ class Holds:
         """Everybody was stopped. What is wished stays, and is agreed again when training goes on."""
         self._in.clear()
         self._leaving.clear()
-        self._since = None
+        self._early.clear()
+        self._since, self._deserted = None, False
         if self._work is not None:
             self._end_work(Outcome(False, self._work.broken or "a fault came in between; look at the incident"))
         self._settle()
@@ -514,12 +578,15 @@ class Holds:
             self._answer(name, Outcome(False, f"the job has ended: {why}"))
 
 
-def _number(event: Asked, name: str, default: float) -> float:
+def _number(event: Asked, name: str, default: float, flag: str) -> float:
     text = event.args.get(name, "")
     try:
-        return float(text) if text else default
+        number = float(text) if text else default
     except ValueError:
-        raise Refusal(f"{name}: {text!r} is no number") from None
+        raise Refusal(f"{flag}: {text!r} is no number") from None
+    if not (math.isfinite(number) and 0 <= number <= MOST):
+        raise Refusal(f"{flag} {text}: that is no number that can be counted to; give one from 0 to {MOST:.0f}")
+    return number
 
 
 def _words(args: Mapping[str, str]) -> str:

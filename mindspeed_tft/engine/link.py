@@ -145,10 +145,10 @@ class Switch:
 
     def _move(self, stage: Stage, link: str) -> None:
         """A failing rank may be busy for five times the limit of a group (measured on gloo), and others for once more
-        until they miss it: both fit into the time of an order."""
+        until they miss it: both fit into the time of an order, and into that of a stop, which may come meanwhile."""
         self._desk.epoch += 1
         self._epoch = self._desk.epoch
-        seconds = min(BUILD_AT_MOST, self._deadlines.order / 8)
+        seconds = min(BUILD_AT_MOST, self._deadlines.order / 8, self._deadlines.stop / 6)
         self._run(stage, {"link": link, "epoch": self._epoch, "seconds": f"{seconds:g}"})
 
     def _test(self, stage: Stage) -> None:
@@ -268,6 +268,10 @@ class Heard:
         """For `tftctl status`: nothing where the job was never moved."""
         link = self._desk.link
         return {"before": named(link.before), "since": link.since} if link.epoch else {}
+
+    def settled(self) -> None:
+        """All groups were built anew: whatever was begun before is over."""
+        self._unsettled = 0
 
     def doubt(self, ours: bool) -> str:
         """Why the groups have to be built anew; "" where they need not. `ours`: a move is this engine's own."""

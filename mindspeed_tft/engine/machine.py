@@ -9,6 +9,7 @@ what an engine before this one left behind. What a fault leads to is `stops`' af
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from mindspeed_tft.engine.link import Heard, named
@@ -112,6 +113,7 @@ class Engine(Stops):
             self._stop_again(self._repair.failure)
         elif self._repair is not None and self._repair.stage is RepairStage.DONE:
             self._train_on(self._repair)
+            self._links.settled()
         if self._dump is not None and self._dump.ending is not self._ending:
             self._leave(self._dump.ending)
         return self._desk.drain()
@@ -146,7 +148,14 @@ class Engine(Stops):
     def _on_held(self, event: Held) -> None:
         if self._state is State.TRAINING:
             self._furthest = max(self._furthest, event.step)
-        self._holds.held(event)
+        if self._may_be_held:
+            self._holds.held(event)
+
+    @property
+    def _may_be_held(self) -> bool:
+        """Otherwise everybody is stopped, and what a rank says of a hold was said before it heard of that. While ranks
+        are told to train on, some may come to a hold before the last answer of another one is here."""
+        return self._state in (State.STARTING, State.TRAINING) or self.state is State.RESUMING
 
     def _on_asked(self, event: Asked) -> None:
         self._holds.asked(event, self.state, self._furthest + 1)
@@ -190,7 +199,7 @@ class Engine(Stops):
             self._bare[rank] = info
         self._began = self._began or event.began or event.bare
         self._links.take(event.link)
-        self._holds.registered(event)
+        self._holds.registered(event if self._may_be_held else replace(event, held=0))
         self._catch_up(rank, max(event.epoch, event.link.epoch, event.link.unsettled))
         if event.doubt and not self._desk.doubt:
             self._take_doubt(event.doubt)

@@ -34,8 +34,9 @@ class Situation:
 
     strategies: Collection[str]
     step: int  # the last one that is complete
-    checkpoint: int  # the last step whose checkpoint every rank could load; 0: none
+    checkpoint: int  # the last step whose checkpoint every rank has completed or loaded; 0: none
     alive: Mapping[int, RankInfo]
+    one_way: bool = False  # some rank could not load it online
 
     @property
     def online(self) -> bool:
@@ -117,7 +118,7 @@ def _dump(fault: str, reason: str) -> Prospect:
 
 def _without_holder(now: Situation, fault: str, reason: str, rewinds: bool) -> Prospect:
     lost = now.step - now.checkpoint
-    if rewinds and now.checkpoint:
+    if rewinds and now.checkpoint and not now.one_way:
         again = f"{count(lost, 'step')} computed again"
         text = f"all ranks load the checkpoint of step {now.checkpoint} online, {again}"
         return Prospect(fault, GOES_ON, lost, text, reason)

@@ -24,7 +24,8 @@ def overview(
     held, and after which step, which is known before a heartbeat tells it; `now`: seconds, in the roster's time."""
     alive = {rank: roster.infos[rank] for rank in sorted(roster.alive)}
     checkpoints = [beats[rank].checkpoint if rank in beats else 0 for rank in alive]
-    situation = Situation(strategies, step, min(checkpoints, default=0), alive)
+    one_way = any(beats[rank].one_way for rank in alive if rank in beats)
+    situation = Situation(strategies, step, min(checkpoints, default=0), alive, one_way)
     return {
         "world_size": roster.world_size,
         "protection": protection(state.value, len(roster.missing()), situation, roster.lost),

@@ -395,6 +395,7 @@ class Stops:
     def _on_reported(self, event: Reported) -> None:
         report = event.report
         rank = report.rank
+        self._holds.left(rank)
         if rank in self._roster.newcomers and (welcoming := self._welcoming) is not None:
             welcoming.heard(report)
             self._go_on_when_complete()

@@ -79,6 +79,7 @@ class Wish:
     save: int = 0  # 0: no checkpoint is wanted
     save_from: int = 0
     working: bool = False  # the hold is for what is done meanwhile, and ends with it: nobody wants a pause
+    pending: bool = False  # a pause that has not come true: if nobody waits for it any more, nobody wants it
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ class Registered(Event):
     held: int = 0  # id of the hold that it is in; 0: none
     held_at: int = 0  # the step after which
     link: LinkState = field(default_factory=LinkState)
+    held_for: float = 0.0  # seconds so far
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Heartbeat(Event):
     waiting: bool = False  # some thread of the rank waits for an operation that needs its peers
     pulse: int = 0  # changes when the main thread's Python stack does; 0: unknown
     checkpoint: int = 0  # the last step whose checkpoint this run has completed or loaded; 0: none
+    one_way: bool = False  # this rank's data cannot be put back to an earlier step: no checkpoint can be loaded online
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from mindspeed_tft.observe.metrics import Histogram, Metrics
 from mindspeed_tft.observe.progress import middle_and_most
 
+# Each is told from the start, as zero: to Prometheus a counter that appears with its first count has not grown.
+OUTCOMES = ("retried", "rebooted", "rewound", "dumped", "exists", "failed")
 MAX_RANKS = 256  # in a larger job nothing is told of single ranks, only of hosts and of all
 Value = float | Histogram
 Samples = Iterable[tuple[tuple[str, ...], Value]]  # values of the labels, value
@@ -113,8 +115,8 @@ METRICS: tuple[Metric, ...] = (
            " counted at the end of the incident",
            lambda m, f, now: [(key, float(n)) for key, n in sorted(dict(m.faults).items())], ("kind", "strategy")),
     Metric("tft_incidents_total", "counter", "incidents",
-           "incidents by outcome: retried, rebooted, rewound, dumped, exists, failed",
-           lambda m, f, now: [((key,), float(n)) for key, n in sorted(dict(m.outcomes).items())], ("outcome",)),
+           f"incidents by outcome: {', '.join(OUTCOMES)}",
+           lambda m, f, now: [((key,), float(m.outcomes[key])) for key in OUTCOMES], ("outcome",)),
     Metric("tft_recoveries_in_progress", "gauge", "", "1 from the first sign of a fault until the incident is over",
            lambda m, f, now: _one(m.running is not None and not m.closed)),
     Metric("tft_recovery_seconds", "histogram", "seconds",

@@ -181,9 +181,13 @@ class Endpoint:
     def start(self) -> None:
         self._thread.start()
 
+    def stop(self) -> None:
+        """Nobody is answered any more, in a moment; waits for nothing."""
+        self._closed.set()
+
     def close(self) -> None:
         """The port is free when this returns, unless it could not even be bound in two seconds."""
-        self._closed.set()
+        self.stop()
         self._thread.join(_JOIN)
 
     def write(self, directory: Path) -> None:

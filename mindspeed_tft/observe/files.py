@@ -11,6 +11,11 @@ def page_of(incident: Path) -> Path:
     return incident.with_suffix(".html")
 
 
+def stacks_name(rank: int, pid: int) -> str:
+    """The file in the directory of incidents that has the stacks of a process which did not move."""
+    return f"stacks-rank{rank}-pid{pid}.txt"
+
+
 def where(incident: Path) -> str:
     """The words that name an incident file and its page to the user."""
     return f"incident: {incident}  page: {page_of(incident)}"

@@ -188,6 +188,7 @@ class Recorder:
             *(self._run, self._epoch, self._opened, self._offset, self._items, dict(self._ranks)),
             before=self._before,
             job=self._job,
+            directory=self._directory,
         )
         stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(self._opened + self._offset))
         path = self._directory / f"incident-{stamp}-{self._epoch}.json"

@@ -6,7 +6,9 @@ Only the pen looks at it: for thousands of ranks it is seconds of work.
 
 from __future__ import annotations
 
+import os
 import platform
+import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib import metadata
@@ -14,11 +16,12 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_tft.engine import types as t
+from mindspeed_tft.observe.files import stacks_name
 
 SCHEMA = 2
 _PACKAGES = ("mindspeed_tft", "torch", "torch_npu", "megatron-core", "mindspeed", "numpy", "grpcio", "protobuf")
 _STACKS_KEPT = 32
-_LONGEST_STACKS = 64 << 10  # characters of one rank
+_LONGEST_STACKS = 64 << 10  # bytes of one rank
 
 Items = list[tuple[float, t.Event | t.Action]]
 
@@ -59,6 +62,7 @@ class Case:
     items: Items
     ranks: dict[int, t.RankInfo]
     before: Seen = field(default_factory=Seen)
+    directory: Path | None = None  # of incidents, where relays leave the stacks of ranks
     job: Mapping[str, str] = field(default_factory=dict)  # what the ranks said of it: layout, dtype, replicas, ...
 
     def report(self, outcome: str, step: int, summary: str, at: float) -> dict[str, Any]:
@@ -154,21 +158,31 @@ class Case:
                 "pid": item.pid,
                 "file": item.stacks,
                 "why_none": item.message or item.spare,
-                "text": _read(item.stacks),
+                "text": self._text_of(item),
             }
             for when, item in looks
         ]
 
+    def _text_of(self, item: t.Examined) -> str:
+        if self.directory is None or not item.stacks:
+            return ""
+        return _read(self.directory / stacks_name(item.rank, item.pid))
 
-def _read(file: str) -> str:
-    """The text of stacks; "" where it lies on another host."""
-    if not file:
-        return ""
+
+def _read(file: Path) -> str:
+    """The text of stacks; "" where it lies on another host. Which file is never for another host to say: it would get
+    what it may not read, or hold the pen with a pipe."""
     try:
-        with Path(file).open(encoding="utf-8", errors="backslashreplace") as stacks:
-            return stacks.read(_LONGEST_STACKS)
+        fd = os.open(file, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return ""  # it is named, and lies where its rank was
+    try:
+        text = os.read(fd, _LONGEST_STACKS) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+    except OSError:
+        return ""
+    finally:
+        os.close(fd)
+    return text.decode("utf-8", "backslashreplace")
 
 
 def stage_seconds(stages: list[tuple[float, str]], start: float, end: float) -> dict[str, float]:

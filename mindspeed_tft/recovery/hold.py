@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 SLICE = 0.1  # seconds in which a held rank looks around
 Save = Callable[[], Path]  # the framework's own checkpoint of the step that has just ended, on all ranks together
+Act = Callable[[], None]
 Works = dict[OrderKind, Callable[[Order], dict[str, str]]]
 
 
@@ -73,12 +74,14 @@ class Boundary:
         """A fault came before the end of the step. What is still wanted will be agreed again."""
         self._hold = self._save = 0
 
-    def reach(self, step: int, save: Save, leaves: bool) -> None:
+    def reach(self, step: int, save: Save, leaves: bool, settle: Act = lambda: None, look: Act = lambda: None) -> None:
         """`step` has ended on this rank. Returns when training is to go on.
 
         Args:
             save: see `Save`.
             leaves: the framework ends training here; then nobody is held.
+            settle: done before this rank waits, on all ranks together: an end of what the framework has under way.
+            look: done again and again while it waits: what the framework looks for at the end of each step.
 
         Raises:
             HoldBroken: this rank was told to stop while it was held.
@@ -89,9 +92,10 @@ class Boundary:
             self._done = wanted
             self._link.saved(wanted, step, str(path))
         if hold and not leaves:
-            self._wait(hold, step, save)
+            settle()
+            self._wait(hold, step, save, look)
 
-    def _wait(self, hold: int, step: int, save: Save) -> None:
+    def _wait(self, hold: int, step: int, save: Save, look: Act) -> None:
         link = self._link
         link.phase = "held"
         link.held(hold, step)
@@ -99,6 +103,7 @@ class Boundary:
         begun = time.monotonic()
         try:
             while not self._is_over(hold, time.monotonic() - begun):
+                look()
                 if self._stopping():
                     raise HoldBroken(f"held after step {step}, and told to stop")
                 order = link.next_order(SLICE)

@@ -58,6 +58,7 @@ class Link(Line, Protocol):
 
     step: int
     checkpoint: int
+    one_way: bool
 
     @property
     def connected(self) -> bool: ...

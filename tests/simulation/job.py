@@ -394,7 +394,7 @@ class SimRank(Shards):
             self._rng(self.step - 1),
             self._rng(self.step) if known else "",
             self.stop_epoch,
-            tuple(sorted(self.checkpoints)),
+            () if self.job.scenario.one_way else tuple(sorted(self.checkpoints)),
             digests,
             {shard: stamp for shard, stamp in stamps.items() if shard in digests},
             {f"{step}|{shard}": d for step in self.checkpoints for shard, d in self.saved.get(step, {}).items()},

@@ -169,6 +169,7 @@ class Scenario:
     retry: bool = False  # faults may be repaired online
     agent: Agent | None = None  # faults may also be repaired with processes that are started again
     save_every: int = 0  # steps from one periodic checkpoint to the next; 0: none
+    one_way: bool = False  # the data cannot be put back: no checkpoint can be loaded online
     drifted: int = -1  # a rank whose random state left the others
     watch: bool = False  # hangs are looked for
     hashes: str = ""  # of shards: "": none; "stop": when a rank reports; "step": after each update, too

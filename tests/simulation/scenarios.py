@@ -204,23 +204,34 @@ def draw_hang(seed: int, weather: Weather = CALM) -> Scenario:
     )
 
 
+_STORIES = (
+    ("pause", "resume"),
+    ("pause", "dump", "resume"),
+    ("pause", "dump", "dump", "pause", "resume"),
+    ("pause", "withdraw", "pause"),
+    ("dump", "withdraw"),
+    ("dump", "pause"),
+    ("resume", "pause", "resume", "pause"),
+)
+
+
 def draw_operated(seed: int, weather: Weather = CALM) -> Scenario:
     """A job with operators who pause it, let it go on and have it saved, also in the middle of faults."""
     rng = random.Random(seed * 32_452_843 + 11)
     base = rng.choice((draw_retry, draw_recover, draw_retry))(seed, weather)
     requests: list[Request] = []
     at = 0.3
-    for _ in range(rng.choice((1, 2, 3, 5, 8))):
-        at += rng.choice((0.0, rng.random() * 0.3, rng.random() * 2.0))
-        kind = rng.choice(("pause", "pause", "resume", "dump", "withdraw"))
-        args = {"limit": f"{rng.choice((0.5, 2.0, 5.0))}"} if kind == "pause" else {}
-        if kind == "pause" and rng.random() < 0.4:
-            args["step"] = str(base.first_step + rng.randint(0, 5))
-        requests.append(Request(at, kind, args))
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        for kind in rng.choice(_STORIES):
+            args = {"limit": f"{rng.choice((0.5, 3.0, 5.0))}"} if kind == "pause" else {}
+            if kind == "pause" and rng.random() < 0.3:
+                args["step"] = str(base.first_step + rng.randint(0, 5))
+            requests.append(Request(at, kind, args))
+            at += rng.choice((0.0, rng.random() * 0.3, 0.4 + rng.random(), 0.4 + rng.random()))
     faults = base.faults if rng.random() < 0.7 else ()
     what = rng.choice(("memory", "link", "kill", "cut", "cut"))
     held = Fault(what, "held", rng.randint(1, base.layout.world_size), rng.choice((0.0, 0.02, 0.3, 1.0)))
-    faults += (held,) if rng.random() < 0.5 else ()
+    faults += (held,) if rng.random() < 0.7 else ()
     takeover = Fault("takeover", f"{rng.choice(STEP_POINTS)}@{rng.randint(1, 4)}", rng.randint(1, 3))
     faults += (takeover,) if rng.random() < 0.3 else ()
     return replace(base, requests=tuple(requests), faults=faults, last_step=base.first_step + rng.choice((6, 12)))

@@ -172,8 +172,8 @@ class Simulation:
             return
         if not rank.hung or rank.frozen == "stick":
             waiting = rank.inside is not None or rank.in_hold[0] > 0
-            last = max(rank.checkpoints, default=0)
-            self.say(rank, Heartbeat(0.0, rank.number, rank.step, rank.phase, waiting, hash(waiting), last))
+            last = max(rank.checkpoints, default=0), self.scenario.one_way
+            self.say(rank, Heartbeat(0.0, rank.number, rank.step, rank.phase, waiting, hash(waiting), *last))
             self._last_beat[rank] = self.now
         elif (quiet := self.now - self._last_beat.get(rank, self.now)) >= DEADLINES.heartbeat_lost:
             self.say(rank, RankQuiet(0.0, rank.number, quiet, "T" if rank.frozen == "freeze" else "S"))

@@ -6,20 +6,21 @@ A failure prints its seed and scenario; `Simulation(with_mischief(seed, ...)).ru
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from mindspeed_tft.engine import machine, stops
+from mindspeed_tft.engine.hold import OF_HELD
 from mindspeed_tft.engine.roster import Arrival, Roster
 from mindspeed_tft.engine.types import Order, OrderKind, RankInfo, RankReport
 
 from .job import SimRank
 from .layout import Scenario, Weather
 from .oracle import judge
-from .scenarios import draw, draw_hang, draw_recover, draw_retry, draw_rewind
+from .scenarios import draw, draw_hang, draw_operated, draw_recover, draw_retry, draw_rewind
 from .simulation import Simulation
 from .test_simulation import play
 
@@ -34,7 +35,8 @@ UP = (
     "RankQuiet",
     "Examined",
 )
-DOWN = ("Stop", "Kill", *(kind.value for kind in OrderKind))
+DOWN = ("Stop", "Kill", *(kind.value for kind in OrderKind if kind not in OF_HELD))
+OPERATORS = ("Tell", "Held", "Released", "SavedStep", OrderKind.SAVE.value)  # another link has a simulation of its own
 MISCHIEF = {
     "twice": Weather(duplicate=1.0, delay=1.0),  # the second long after the first
     "late": Weather(reorder=True, delay=1.5),
@@ -49,35 +51,40 @@ DRAWS: dict[str, Callable[..., Scenario]] = {
 }
 
 
+def kinds_of(message: str) -> Iterable[str]:
+    """The kinds of scenarios in which it is sent."""
+    return ["operated"] if message in OPERATORS else DRAWS
+
+
 def with_mischief(seed: int, kind: str, message: str, mischief: str) -> Scenario:
-    scenario = DRAWS[kind](seed)
+    scenario = draw_operated(seed) if kind == "operated" else DRAWS[kind](seed)
     return replace(scenario, weather=replace(MISCHIEF[mischief], only=message))
 
 
 @pytest.mark.parametrize("mischief", MISCHIEF)
-@pytest.mark.parametrize("message", [*UP, *DOWN])
+@pytest.mark.parametrize("message", [*UP, *DOWN, *OPERATORS])
 def test_drawn_scenarios(message: str, mischief: str) -> None:
-    for kind in DRAWS:
+    for kind in kinds_of(message):
         if (kind, mischief) == ("hang", "lost"):
             continue  # lost goodbyes make these runs long: see the full test
-        for seed in range(1 if kind == "hang" else 2):
+        for seed in range({"hang": 1, "operated": 8}.get(kind, 2)):
             play(with_mischief(seed, kind, message, mischief))
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("mischief", MISCHIEF)
-@pytest.mark.parametrize("message", [*UP, *DOWN])
+@pytest.mark.parametrize("message", [*UP, *DOWN, *OPERATORS])
 def test_many_drawn_scenarios(message: str, mischief: str) -> None:
-    for kind in DRAWS:
+    for kind in kinds_of(message):
         for seed in range(1000, 1010 if (kind, mischief) == ("hang", "lost") else 1100):
             play(with_mischief(seed, kind, message, mischief))
 
 
-@pytest.mark.parametrize("message", [*UP, *DOWN])
+@pytest.mark.parametrize("message", [*UP, *DOWN, *OPERATORS])
 def test_every_kind_is_sent(message: str) -> None:
     """Guards the tests above: a kind that no run sends would prove nothing."""
     for seed in range(30):
-        for kind in DRAWS:
+        for kind in kinds_of(message):
             simulation = Simulation(with_mischief(seed, kind, message, "twice")).run()
             if simulation.befallen:
                 return

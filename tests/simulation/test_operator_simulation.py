@@ -84,7 +84,7 @@ def test_a_controller_dies_with_every_request_on_its_way(point: str) -> None:
 
 @pytest.mark.parametrize("weather", WEATHERS)
 def test_drawn_scenarios(weather: str) -> None:
-    for seed in range({"calm": 60, "wild": 40, "lossy": 30}[weather]):
+    for seed in range({"calm": 40, "wild": 30, "lossy": 20}[weather]):
         play(draw_operated(seed, WEATHERS[weather]))
 
 
@@ -97,11 +97,11 @@ def test_many_drawn_scenarios(weather: str) -> None:
 
 def test_drawn_scenarios_are_worth_drawing() -> None:
     """Guards the test above: many pauses come true, some after a recovery, some are ended by a resume."""
-    runs = [play(draw_operated(seed)) for seed in range(60)]
+    runs = [play(draw_operated(seed)) for seed in range(50)]
     answers = [answer for run in runs for answer in run.answers.items()]
     good = [name.rstrip("0123456789") for name, answer in answers if answer.ok]
-    assert min(good.count(kind) for kind in ("pause", "resume", "dump")) > 8
-    assert sum(len(run._held_at) > len({hold for hold, _ in run._held_at}) for run in runs) > 1
+    assert min(good.count(kind) for kind in ("pause", "resume", "dump")) > 6
+    assert sum(len(run._held_at) > len({hold for hold, _ in run._held_at}) for run in runs) > 0
     assert sum(bool(run.takeovers) for run in runs) > 5
 
 

@@ -36,12 +36,13 @@ class Foretold(Simulation):
 @pytest.mark.parametrize("kind", FAULTS)
 def test_what_is_foretold_happens(kind: str, name: str) -> None:
     seen = set()
-    for retry, reboot, saves in product((False, True), (False, True), (0, 2)):
+    for retry, reboot, (saves, one_way) in product((False, True), (False, True), ((0, False), (2, False), (2, True))):
         agent = Agent() if reboot else None
         # In the middle of a step, long after a heartbeat has told of the last checkpoint.
         fault = Fault(FAULTS[kind], "compute@11", 1, 0.0)
         layout = LAYOUTS[name]
-        scenario = Scenario(7, layout, (fault,), retry=retry, agent=agent, save_every=saves, last_step=14)
+        scenario = Scenario(7, layout, (fault,), retry=retry, agent=agent, save_every=saves, last_step=14,
+                            one_way=one_way)  # fmt: skip
         run = Foretold(scenario).run()
         assert run.struck, scenario
         told, outcome = run.outlook[kind], run.closed[0][1].outcome

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from mindspeed_tft.patches import megatron_on_cpu
+from mindspeed_tft.groups import CommunicationAborted
+from mindspeed_tft.patches import megatron_async_save, megatron_on_cpu
 
 WAITING = "import signal; print('here', flush=True); signal.pause()"
 BESIDE = (
@@ -62,3 +63,35 @@ def test_what_is_written_in_the_background_is_a_copy(monkeypatch: pytest.MonkeyP
     ((path, name, (objects, tensors)),) = writer.write_buckets
     assert (path, name, objects, tensors[0][0]) == ("/iter/file", "file", [("object", b"")], "moment")
     assert tensors[0][1].tolist() == [0 if staged else 1] * 4
+
+
+class Queue:
+    """As Megatron's: each look is a collective, by which all ranks learn together what is complete."""
+
+    def __init__(self, looks: int) -> None:
+        self.looks, self.stopped_at = looks, 0
+
+    def get_num_unfinalized_calls(self) -> int:
+        return int(self.looks > 0)
+
+    def look(self, blocking: bool = False) -> None:
+        assert not blocking, "a stop would wait for the storage"
+        self.looks -= 1
+        if self.looks == self.stopped_at > 0:
+            raise CommunicationAborted("stopped")
+
+
+def test_before_a_hold_saves_get_their_end_and_a_stop_is_heard_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = ModuleType("async_utils")
+    queue = Queue(looks=3)
+    vars(module).update(_async_calls_queue=queue, maybe_finalize_async_save=queue.look)
+    monkeypatch.setitem(sys.modules, megatron_async_save.TRAINING, module)
+    monkeypatch.setattr(megatron_async_save, "LOOK", 0.001)
+    megatron_async_save.end_all()
+    assert queue.looks == 0
+    queue.looks, queue.stopped_at = 3, 1
+    with pytest.raises(CommunicationAborted):
+        megatron_async_save.end_all()
+    assert queue.looks == 1
+    vars(module)["_async_calls_queue"] = None  # nothing was ever saved
+    megatron_async_save.end_all()

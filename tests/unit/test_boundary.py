@@ -121,6 +121,34 @@ def test_nobody_is_held_where_training_ends() -> None:
     assert [word[0] for word in line.said] == ["saved"]
 
 
+def test_what_is_under_way_has_an_end_before_anybody_is_told_that_it_waits() -> None:
+    line = ToyLine()
+    rank = boundary(line)
+
+    def settle() -> None:
+        line.said.append(("settled", line.phase))
+
+    rank.reach(4, never, leaves=False, settle=settle)
+    rank.agree(2, 0)
+    rank.reach(5, never, leaves=True, settle=settle)
+    assert line.said == []  # for a hold alone
+    rank.agree(2, 0)
+    line.then = [line.hear(id=4, hold=0)]
+    rank.reach(5, never, leaves=False, settle=settle)
+    assert [word[:2] for word in line.said] == [("settled", "between-steps"), ("held", 2), ("released", 2)]
+
+
+def test_it_looks_for_what_else_would_be_seen_at_the_end_of_a_step() -> None:
+    line, stopped = ToyLine(), threading.Event()
+    rank = boundary(line, stopped.is_set)
+    rank.agree(2, 0)
+    flag: list[str] = []
+    line.then = [lambda: flag.append("SIGTERM")]
+    with pytest.raises(HoldBroken):
+        rank.reach(5, never, leaves=False, look=lambda: stopped.set() if flag else None)
+    assert line.said[-1] == ("left",)
+
+
 def test_a_stop_ends_the_hold_and_it_is_agreed_again() -> None:
     line, stopped = ToyLine(), threading.Event()
     rank = boundary(line, stopped.is_set)

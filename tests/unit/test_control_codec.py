@@ -41,7 +41,9 @@ reports = st.builds(
 )
 texts_by_text = st.dictionaries(texts, texts, max_size=5)
 rank_events = st.one_of(
-    st.builds(t.Heartbeat, st.just(1.5), ranks, steps, texts, st.booleans(), st.integers(0, 2**32 - 1), steps),
+    st.builds(
+        t.Heartbeat, st.just(1.5), ranks, steps, texts, st.booleans(), st.integers(0, 2**32 - 1), steps, st.booleans()
+    ),
     st.builds(t.Held, st.just(1.5), ranks, steps, steps),
     st.builds(t.Released, st.just(1.5), ranks, steps),
     st.builds(t.SavedStep, st.just(1.5), ranks, steps, steps, texts),
@@ -83,10 +85,11 @@ def test_the_link_that_a_rank_knows_comes_back(info: t.RankInfo, link: t.LinkSta
 
 @given(infos, wishes.filter(lambda wish: wish.id > 0), steps, steps)
 def test_what_a_rank_knows_of_operators_comes_back(info: t.RankInfo, wish: t.Wish, held: int, step: int) -> None:
-    message = over_the_wire(codec.hello("s", info, wish=wish, held=(held, step)))
-    assert codec.event_from_wire(message, 2.0) == t.Registered(2.0, info, wish=wish, held=held, held_at=step)
-    told = over_the_wire(codec.wish_to_wire(wish, [3, 5]))
-    assert (codec.wish_from_wire(told), list(told.ranks)) == (wish, [3, 5])
+    message = over_the_wire(codec.hello("s", info, wish=wish, held=(held, step, 1.5)))
+    told = t.Registered(2.0, info, wish=wish, held=held, held_at=step, held_for=1.5)
+    assert codec.event_from_wire(message, 2.0) == told
+    down = over_the_wire(codec.wish_to_wire(wish, [3, 5]))
+    assert (codec.wish_from_wire(down), list(down.ranks)) == (wish, [3, 5])
 
 
 @given(st.integers(0, 2**62), st.lists(ranks).map(tuple), texts)

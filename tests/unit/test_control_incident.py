@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
 from mindspeed_tft.engine import types as t
 from mindspeed_tft.observe import page
-from mindspeed_tft.observe.files import page_of, where
+from mindspeed_tft.observe.files import page_of, stacks_name, where
 from mindspeed_tft.observe.incident import EVENTS_FILE, Recorder
 from mindspeed_tft.observe.report import stage_seconds
 
@@ -51,12 +52,13 @@ def test_it_holds_what_happened(tmp_path: Path) -> None:
 
 
 def test_it_holds_where_ranks_stood_and_what_was_noted_before(tmp_path: Path) -> None:
-    (tmp_path / "stacks").write_text("Thread 0x1: in sleep_for_ever")
+    stacks = tmp_path / "stacks-rank1-pid11.txt"
+    stacks.write_text("Thread 0x1: in sleep_for_ever")
     recorder = Recorder(tmp_path, "run1", {"layout": "dp2", "dtype": "bf16"})
     recorder.event(t.Registered(1.0, t.RankInfo(1, "a", 11, "tp0-pp0", 1, ("tp0-pp0/dense/0",))))
     recorder.action(t.Note("train", "long ago"), 1.0)
     recorder.event(t.Heartbeat(398.0, 1, 7, "update", waiting=True))
-    recorder.event(t.Examined(399.5, 1, 11, "", str(tmp_path / "stacks")))
+    recorder.event(t.Examined(399.5, 1, 11, "", str(stacks)))
     recorder.action(t.Note("train", "rank 1 hangs", warn=True), 400.0)  # the engine speaks before it stops
     recorder.action(t.Note("stop", "stopping 1 rank"), 400.0)
     recorder.action(t.Stop(1, (1,), "rank 1 hangs"), 400.0)
@@ -73,6 +75,29 @@ def test_it_holds_where_ranks_stood_and_what_was_noted_before(tmp_path: Path) ->
     (stack,) = found["stacks"]
     assert (stack["t"], stack["rank"], stack["text"]) == (-0.5, 1, "Thread 0x1: in sleep_for_ever")
     assert found["job"] == {"layout": "dp2", "dtype": "bf16"}
+
+
+@pytest.mark.parametrize("kind", ["named", "link", "pipe", "directory"])
+def test_no_host_names_what_the_leader_reads(tmp_path: Path, kind: str) -> None:
+    """Stacks have one name in one directory; a path that a relay tells is for people."""
+    secret, here = tmp_path / "node.key", tmp_path / "incidents"
+    secret.write_text("the key of the leader")
+    here.mkdir()
+    own = here / stacks_name(1, 11)
+    if kind == "link":
+        own.symlink_to(secret)
+    elif kind == "pipe":
+        os.mkfifo(own)
+    elif kind == "directory":
+        own.mkdir()
+    recorder = Recorder(here, "run1")
+    recorder.event(t.Examined(399.5, 1, 11, "", str(secret if kind == "named" else own)))
+    recorder.action(t.Stop(1, (1,), "rank 1 hangs"), 400.0)
+    recorder.recovered(t.Recovered("retried", 6, 1, "again", 1), 402.0, {})
+    assert recorder.flush(), "the pen is held"
+    (file,) = here.glob("incident-*.json")
+    assert [stack["text"] for stack in json.loads(file.read_text())["stacks"]] == [""]
+    assert "the key of the leader" not in file.read_text()
 
 
 def test_a_page_lies_beside_each_incident(tmp_path: Path) -> None:

@@ -83,8 +83,6 @@ def test_pause_status_dump_and_resume(job: Job) -> None:
     assert ask(job, "resume").ok
     for rank in ranks:
         rank.wait("goes on")
-    again = ask(job, "dump")  # in training
-    assert again.ok and again.data["step"] > paused.data["step"]
     assert "not paused" in ask(job, "resume").text
 
 
@@ -120,6 +118,7 @@ def test_the_command_says_what_it_found_and_ends_with_a_status_of_its_own(job: J
         rank.wait("goes on")
 
 
+@pytest.mark.full
 def test_ctrl_c_withdraws_the_pause(job: Job) -> None:
     begun(job)
     until(lambda: job.registered() == 2)
@@ -212,6 +211,7 @@ def test_a_controller_that_does_not_lead_names_the_one_that_does(job: Job, tmp_p
         beside.ask("pause", 5.0)
 
 
+@pytest.mark.full
 def test_an_open_port_takes_no_operator_unless_the_user_said_that_it_may(job: Job) -> None:
     port = free_port()
     begun(job, port=port)

@@ -463,6 +463,29 @@ def test_a_process_that_says_it_is_on_another_host_is_refused() -> None:
     assert "rank 2" in second
 
 
+def test_the_loss_of_a_rank_is_told_under_its_own_name() -> None:
+    """Else a host would seat, and lose, whatever rank it likes: also one that the job does not have."""
+    hosts = Hosts()
+    a, b = hosts.host("a"), hosts.host("b")
+    hosts.hello(a, "one", 11, rank=1)
+    hosts.heard()
+    for claimed in (1, 10**6, -1):
+        info = codec.info_to_wire(t.RankInfo(claimed, "b", 66, "p0", 1, ("p0/dense/1",)))
+        forged = codec.lost_to_wire(t.RankLost(0.0, 2, "ended", 66), "forged", info)
+        with pytest.raises(codec.WireError, match=f"loss of rank {claimed} under the name of rank 2"):
+            hosts.seats.hear(b, forged, hosts.now)
+    bare = codec.lost_to_wire(t.RankLost(0.0, 2, "ended", 66), "forged")
+    with pytest.raises(codec.WireError, match="of which nothing is known"):
+        hosts.seats.hear(b, bare, hosts.now)
+    nowhere = t.RankInfo(2, "", 66, "p0", 2, ("p0/dense/2",))
+    hosts.seats.hear(b, wire.FromRank(rank=2, session="x", says=codec.hello("x", nowhere)), hosts.now)
+    assert hosts.heard() == [] and [state.rank for state in hosts.seats.snapshot()] == [1]
+    assert "it says that rank 2 runs on host (none)" in hosts.warnings[0]
+    hosts.report(a, "one", seq=1)
+    hosts.seats.hear(a, codec.lost_to_wire(t.RankLost(0.0, 1, "ended", 11), "one"), hosts.now)  # it is known by then
+    assert hosts.heard() == ["Reported", "RankLost 11"]
+
+
 def test_the_place_of_a_rank_that_lives_is_not_for_another_host() -> None:
     hosts = Hosts()
     a, b = hosts.host("a"), hosts.host("b")

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mindspeed_tft.control import wire_pb2 as wire
-from mindspeed_tft.control.seats import gather
 from mindspeed_tft.control.framing import MAX_FRAME
 from mindspeed_tft.control.leadership import Leadership
+from mindspeed_tft.control.seats import gather
 
 
 def queue_of(messages: list[wire.HostOrders]) -> asyncio.Queue[wire.HostOrders]:

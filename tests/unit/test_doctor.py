@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import socket
 import sys
@@ -24,7 +25,7 @@ from mindspeed_tft.doctor.channel import Channel, ChannelError
 from mindspeed_tft.doctor.findings import Finding, Level
 from mindspeed_tft.doctor.job import Job, describe, option
 from mindspeed_tft.doctor.meeting import Host, Met
-from mindspeed_tft.doctor.peer import greet
+from mindspeed_tft.doctor.peer import Peer, greet
 from mindspeed_tft.doctor.probe import Failed, Listener, Target, Why
 from mindspeed_tft.doctor.survey import Report, Survey
 
@@ -410,6 +411,47 @@ def test_a_host_of_another_version_and_one_that_falls_silent() -> None:
     ((level, text),) = of(report, "versions")
     assert level == "red" and text.startswith("torch is not the same on all hosts: ") and text.endswith("; 1.0 on b")
     assert [f.check for f in report.findings if f.host == "b" and f.level is Level.RED] == ["clocks"]
+
+
+@pytest.mark.parametrize("own", [True, False])
+def test_who_asks_names_no_code_and_no_keys(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    """A host opens its key as it was started, whatever is among the flags of the one who asks."""
+    directory = authority.node(names.own_name())
+    (tmp_path / "hooks_of_doctor.py").write_text(
+        "calls = []\n"
+        "def theirs(key):\n"
+        "    calls.append('theirs')\n"
+        "    return key\n"
+        "def ours(key):\n"
+        "    calls.append('ours')\n"
+        "    return key\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    flags = ("--tft-tls-dir", str(directory), "--tft-tls-decrypt", "hooks_of_doctor:ours")
+    ours, theirs = socket.socketpair()
+    host = Peer(job(*flags, nodes=2) if own else job(nodes=2), None)
+
+    def serve() -> None:
+        with Channel(theirs, "who asks") as channel:
+            host.serve(channel)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    (tmp_path / "elsewhere").mkdir()
+    evil = ["--tft-tls-dir", str(directory), "--tft-tls-decrypt", "hooks_of_doctor:theirs"]
+    if own:
+        evil[1:2] = [str(tmp_path / "elsewhere"), "--tft-tls-key-password-file", "/etc/hostname"]
+    with Channel(ours, "a") as channel:
+        channel.send({"do": "look", "words": evil, "nodes": 2, "hosts": [], "first": False}, TIMEOUT)
+        found = channel.receive(20.0)["is"]["findings"]
+        channel.send({"do": "bye"}, TIMEOUT)
+        thread.join()
+    calls = importlib.import_module("hooks_of_doctor").calls
+    del sys.modules["hooks_of_doctor"]
+    assert calls == (["ours"] if own else [])
+    assert [finding["level"] for finding in found if finding["check"] == "tls"] == (["green"] if own else [])
 
 
 def test_the_port_of_the_meeting_is_taken_or_elsewhere() -> None:

@@ -263,6 +263,36 @@ def test_the_alerts_ask_for_metrics_that_exist(root: Path) -> None:
         assert rule["annotations"]["summary"] and rule["labels"]["severity"] in ("critical", "warning")
 
 
+def grows(query: str) -> list[tuple[str, dict[str, str]]]:
+    """The counters, with the labels asked for, of which a query wants to know whether they grew."""
+    found = re.findall(r"(?:increase|rate|max_over_time)\((tft_\w+_total)(?:\{(.*?)\})?\[", query)
+    return [(name, dict(re.findall(r'(\w+)="(.*?)"', labels))) for name, labels in found]
+
+
+def test_counters_of_alerts_are_there_before_they_count(served: Callable[[Metrics, float], int], root: Path) -> None:
+    """`increase` is 0 for a counter that comes into being with its first count."""
+    rules = yaml.safe_load((root / "examples" / "prometheus-rules.yml").read_text())
+    expressions = {rule["alert"]: rule["expr"] for group in rules["groups"] for rule in group["rules"]}
+    found = samples(read(served(Metrics(4, 5.0), 0.0)))
+    asked = [one for expression in expressions.values() for one in grows(expression)]
+    assert ("tft_incidents_total", {"outcome": "failed"}) in asked and len(asked) >= 3
+    for name, wanted in asked:
+        values = [value for (known, labels), value in found.items() if known == name and wanted.items() <= {*labels}]
+        assert values and not any(values), (name, wanted)
+    outcomes = {dict(labels)["outcome"] for name, labels in found if name == "tft_incidents_total"}
+    assert outcomes == set(catalogue.OUTCOMES)
+    # The controller of a job that failed may be asked once more, or never again: it must not take two samples.
+    assert "increase" not in expressions["RecoveryFailed"]
+
+
+def test_every_outcome_of_an_incident_is_a_series(root: Path) -> None:
+    """As `types` names them, but for the end of a job without a fault."""
+    text = (root / "mindspeed_tft" / "engine" / "types.py").read_text()
+    named = re.findall(r"^    outcome: str  # (.*)$", text, re.M)
+    assert len(named) == 2
+    assert {word for line in named for word in re.findall(r'"(\w+)"', line)} - {"finished"} == set(catalogue.OUTCOMES)
+
+
 def test_the_page_has_every_metric_with_type_unit_and_meaning(root: Path) -> None:
     """`python -m mindspeed_tft.observe.catalogue` prints the table of docs/metrics.md."""
     assert catalogue.table() in (root / "docs" / "metrics.md").read_text()

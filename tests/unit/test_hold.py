@@ -276,6 +276,24 @@ def test_a_fault_ends_the_hold_and_the_wish_stays() -> None:
     assert job.wish.hold == hold, "who trains on is held again"
 
 
+def test_a_rank_that_was_held_as_the_stop_went_out_is_not_held_after_the_repair() -> None:
+    """Its word comes after the stop, and its report after that."""
+    job = Operated()
+    job.engine = Engine(DEADLINES, 4, strategies=frozenset({"retry", "dump"}))
+    job.feed(*(Registered(0, job.info(rank)) for rank in range(4)))
+    name = job.ask("pause")
+    job.feed(FaultSeen(0, 3, "link", "LINK ERROR", own=True))
+    job.hold(0, 1, 2, step=7)
+    job.report(0, 1, 2, 3, epoch=1)
+    job.answer(*job.until(OrderKind.RESUME))
+    assert job.engine.state is State.TRAINING
+    job.hold(3, step=8)
+    assert job.answer_to(name) is None, "the others have not come yet"
+    job.hold(0, 1, 2, step=8)
+    answer = job.answer_to(name)
+    assert answer is not None and answer.ok and answer.data["step"] == 8
+
+
 def test_a_resume_in_an_incident_is_heeded() -> None:
     job = Operated()
     job.paused()

@@ -34,6 +34,7 @@ from mindspeed_tft.engine.types import (
     Tick,
     Update,
 )
+from mindspeed_tft.settings import Settings
 
 WORLD = 4
 DEADLINES = Deadlines(heartbeat=1, heartbeat_lost=4, stop=8, order=16, dump=40, exit=4)
@@ -53,9 +54,10 @@ class Job:
     reply: dict[str, Reply] = field(default_factory=dict)  # by the act of a LINK order: another answer, or none
     links: dict[int, LinkState] = field(default_factory=dict)
     epoch: int = 0
+    deadlines: Deadlines = DEADLINES
 
     def __post_init__(self) -> None:
-        self.engine = Engine(DEADLINES, WORLD, strategies=self.strategies, epoch=self.epoch)
+        self.engine = Engine(self.deadlines, WORLD, strategies=self.strategies, epoch=self.epoch)
         self.now = 0.0
         self.acts: list[tuple[str, int]] = []  # of LINK orders, once for all ranks
         self.payloads: list[Order] = []
@@ -159,6 +161,15 @@ def test_every_rank_takes_every_stage_and_trains_on() -> None:
     assert job.engine.status()["link"] == {"name": "eth1", "before": "default", "since": found.data["since"]}
     pause = job.engine.status()["pause"]
     assert isinstance(pause, dict) and not pause["wished"] and job.engine.state is State.TRAINING
+
+
+@pytest.mark.parametrize("deadlines", [DEADLINES, *(Settings(tft_deadline=total).deadlines() for total in (40, 180))])
+def test_a_rank_that_is_busy_with_a_group_hears_a_stop_in_time(deadlines: Deadlines) -> None:
+    """It may be busy for five times the limit of a group, and others for once more until they miss it."""
+    job = Job(deadlines=deadlines)
+    assert job.ask("switch-link", link="eth1").ok
+    (seconds,) = {float(str(order.payload["seconds"])) for order in job.payloads if order.payload["act"] == "move"}
+    assert 0 < 6 * seconds <= min(deadlines.stop, deadlines.order)
 
 
 def test_back_and_forth() -> None:

@@ -13,7 +13,8 @@ import torch.distributed as dist
 from mindspeed_tft.engine.types import LinkState, Order, OrderKind
 from mindspeed_tft.groups import links
 from mindspeed_tft.groups.links import LinkUnusable
-from mindspeed_tft.patches import megatron_link
+from mindspeed_tft.patches import megatron_link, torch_distributed
+from mindspeed_tft.patches.megatron_host import MegatronHost
 from mindspeed_tft.platforms.cpu import CpuPlatform
 from mindspeed_tft.platforms.npu import NpuPlatform
 from mindspeed_tft.recovery.hold import NotDone
@@ -72,6 +73,25 @@ def test_the_device_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(LinkUnusable, match="hccl knows the links main and backup"):
         megatron_link.check(NpuPlatform(), LOOPBACK)
     assert megatron_link.check(NpuPlatform(), "backup") == []
+
+
+def test_a_device_with_links_of_its_own_moves_no_group_on_gloo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Neither there, nor back to how it started, nor when the groups are built anew on that link after a fault."""
+    fake, table = FakeTorchNpu(), torch_distributed.table()
+    fake.set_device(0)
+    monkeypatch.setitem(sys.modules, "torch_npu", fake.module)
+    monkeypatch.setattr(table, "link", "")
+    monkeypatch.setattr(table, "audit", None)
+    host = MegatronHost(NpuPlatform())
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        for epoch, link in enumerate(("backup", ""), start=1):
+            assert host.check_link(link) == []
+            host.move_groups(link, 2 * epoch, seconds=1.0)
+            host.regroup(2 * epoch + 1, link)
+            assert table.link == ""
+    finally:
+        dist.destroy_process_group()
 
 
 # ------------------------------------------------------------------------------------------------ orders

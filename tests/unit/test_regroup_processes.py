@@ -23,8 +23,8 @@ PROGRAM = Path(__file__).parent / "programs" / "regroup_rank.py"
 WORLD = 3
 FREE_WITHIN = 1.0  # seconds from the abort until a blocked rank has raised
 MEDDLING = 5.0  # seconds that a rank alone may take until it is told that it is
-# Seconds that gloo gives each operation. One that is begun in the very moment in which its connection ends is not always
-# told, and waits to the end of this time, unless its process is told to stop.
+# Seconds that gloo gives each operation. One that is begun in the very moment in which its connection ends is not
+# always told, and waits to the end of this time, unless its process is told to stop.
 LIMIT = 20
 PATIENCE = 120.0  # seconds; nothing takes a tenth of it on an idle machine
 

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 from collections.abc import Iterator
-from types import FrameType
+from importlib.util import find_spec, module_from_spec, spec_from_file_location
+from types import FrameType, ModuleType, SimpleNamespace
 
 import pytest
 
+from mindspeed_tft.patches import megatron_training
 from mindspeed_tft.recovery import signals
 
 ALL = (*signals.ENDING, signal.SIGCHLD)
@@ -68,6 +71,32 @@ def test_a_handler_of_somebody_else_stays(session: Protected) -> None:
     signals.catch_endings(session)  # type: ignore[arg-type]
     signal.raise_signal(signal.SIGTERM)
     assert (seen, session.asked) == ([signal.SIGTERM], [])
+
+
+MEGATRON = next(iter(getattr(find_spec("megatron"), "submodule_search_locations", ())), "")
+
+
+@pytest.mark.skipif(not MEGATRON, reason="Megatron is not installed")
+def test_a_held_rank_sees_the_signal_that_megatron_keeps_for_the_end_of_a_step(
+    session: Protected, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = spec_from_file_location("dist_signal_handler", f"{MEGATRON}/training/dist_signal_handler.py")
+    assert spec is not None and spec.loader is not None
+    spec.loader.exec_module(module := module_from_spec(spec))
+    handler = module.DistributedSignalHandler(signal.SIGTERM).__enter__()
+    signals.catch_endings(session)  # type: ignore[arg-type]
+    args, known = SimpleNamespace(exit_signal_handler=True), ModuleType("global_vars")
+    vars(known).update(get_args=lambda: args, get_signal_handler=lambda: handler)
+    monkeypatch.setitem(sys.modules, "megatron.training.global_vars", known)
+    megatron_training.look_for_signal(session)
+    assert session.asked == []
+    signal.raise_signal(signal.SIGTERM)
+    assert session.asked == []
+    megatron_training.look_for_signal(session)
+    assert session.asked == ["SIGTERM"]
+    args.exit_signal_handler = False  # then Megatron has no handler to be asked
+    vars(known)["get_signal_handler"] = lambda: pytest.fail("it is not initialized")
+    megatron_training.look_for_signal(session)
 
 
 def loader_dies(text: str) -> None:

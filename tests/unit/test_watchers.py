@@ -9,19 +9,28 @@ import os
 import signal
 import socket
 import ssl
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from control_support import Job, config, until
+from control_support import DEADLINES, FakeEngine, Job, config, until
 from ports import free_port
 from test_endpoint import read, samples
 
+from mindspeed_tft.control import candidate
+from mindspeed_tft.control import watchers as module
+from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.authority import Authority
 from mindspeed_tft.control.config import ControlConfig, ControlRefused
+from mindspeed_tft.control.seats import HostLink
 from mindspeed_tft.control.watchers import Watchers, secured
 from mindspeed_tft.engine import types as t
+from mindspeed_tft.observe import logs, report
+
+NONE = frozenset[str]()  # strategies
 
 
 def value(port: int, name: str) -> float | None:
@@ -78,14 +87,18 @@ def test_a_port_that_is_taken_stops_nothing(job: Job) -> None:
     assert incident["outcome"] == "dumped"
 
 
+def port_of(watchers: Watchers) -> int:
+    until(lambda: watchers.endpoint is not None and watchers.endpoint.port, 5, "a port")
+    assert watchers.endpoint is not None
+    return watchers.endpoint.port
+
+
 @contextmanager
 def offered(cfg: ControlConfig) -> Iterator[int]:
     """The port at which a controller of this configuration serves."""
     watchers = Watchers(cfg, 1, 0)
-    assert watchers.endpoint is not None
-    until(lambda: watchers.endpoint is not None and watchers.endpoint.port, 5, "a port")
     try:
-        yield watchers.endpoint.port
+        yield port_of(watchers)
     finally:
         asyncio.run(watchers.end())
 
@@ -142,6 +155,8 @@ def test_elsewhere_without_tls_only_when_it_was_said_aloud(tmp_path: Path, caplo
 
 def test_a_mistake_of_ours_ends_the_metrics_and_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     watchers = Watchers(config(tmp_path, metrics_port=0), 1, 0)
+    port = port_of(watchers)
+    assert "tft_step" in read(port)
     heartbeat = t.Heartbeat(1.0, 0, 5, "forward")
     watchers.event(heartbeat)
     watchers.event(t.Registered(1.0, None))  # type: ignore[arg-type]
@@ -149,7 +164,80 @@ def test_a_mistake_of_ours_ends_the_metrics_and_nothing_else(tmp_path: Path, cap
     watchers.event(t.Registered(1.0, None))  # type: ignore[arg-type]
     watchers.action(t.Stop(1, (0,), "x"), 2.0)
     assert caplog.text.count("metrics and traces end here") == 1
+    until(lambda: watchers.endpoint is not None and watchers.endpoint.port == 0, 5, "the end")
+    with pytest.raises(OSError):
+        read(port)  # nothing, rather than numbers that stand still
     asyncio.run(watchers.end())
+    assert not (tmp_path / "incidents" / "metrics.prom").exists()
+
+
+def test_a_mistake_before_the_endpoint_is_there_leaves_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    late = threading.Event()
+    monkeypatch.setattr(report, "versions", lambda: {"late": str(late.wait(10))})
+    watchers = Watchers(config(tmp_path, metrics_port=0), 1, 0)
+    watchers.event(t.Registered(1.0, None))  # type: ignore[arg-type]
+    late.set()
+    asyncio.run(watchers.end())
+    assert watchers.endpoint is not None and watchers.endpoint.port == 0
+    watchers.endpoint._thread.join(5)
+    assert not watchers.endpoint._thread.is_alive()
+
+
+def test_what_cannot_be_imported_costs_the_metrics_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setitem(sys.modules, "mindspeed_tft.observe.endpoint", None)
+    monkeypatch.delattr("mindspeed_tft.observe.endpoint", raising=False)
+    watchers = Watchers(config(tmp_path, metrics_port=0), 1, 0)
+    watchers.event(t.Heartbeat(1.0, 0, 5, "forward"))
+    asyncio.run(watchers.end())
+    assert watchers.endpoint is None
+    assert "no metrics of this controller" in caplog.text and "training goes on" in caplog.text
+
+
+def test_nobody_waits_for_what_is_read_at_the_beginning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system that hangs while packages are looked at: the controller leads meanwhile, and ends."""
+    late = threading.Event()
+    monkeypatch.setattr(report, "versions", lambda: {"late": str(late.wait(10))})
+    monkeypatch.setattr(module, "_LAST", 0.05)
+    watchers = Watchers(config(tmp_path, world=1, metrics_port=0), 1, 0)
+    watchers.event(t.Registered(1.0, t.RankInfo(0, "here", 10, "p", 0, ("p/0",))))
+    watchers.event(t.Heartbeat(1.0, 0, 5, "forward"))
+    assert watchers.endpoint is None
+    asyncio.run(watchers.end())
+    late.set()  # it goes on after all, when nobody wants it any more: the port is given back
+    until(lambda: watchers.endpoint is not None and not watchers.endpoint._thread.is_alive(), 5, "the end")
+    kept = tmp_path / "incidents" / "metrics.prom"
+    until(kept.exists, 5, "the last numbers")
+    assert samples(kept.read_text())["tft_step", (("run", "test"),)] == 5  # nothing of the time before was lost
+
+
+def test_relays_go_before_metrics_are_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another one leads: their ranks are unprotected until they are there, and a port may take a second to close."""
+    told: list[tuple[bool, bool]] = []
+
+    async def reign() -> None:
+        leader = candidate.Candidate(config(tmp_path), 0, tmp_path, lambda *_: FakeEngine(DEADLINES, 2, 0, 0, "", NONE),
+                                     starting=False)  # fmt: skip
+        task = asyncio.ensure_future(asyncio.sleep(30))
+        visit = candidate._Visit(HostLink(wire.HostHello(host="here")), task, 0.0, True, None)
+        leader._visits.add(visit)
+
+        async def lead_on(_: object) -> str:
+            assert visit.welcomed and not visit.dismissed
+            return "another one has term 2"
+
+        async def end(_: object) -> None:
+            await asyncio.sleep(0)
+            told.append((visit.dismissed, task.cancelled()))
+
+        monkeypatch.setattr(leader, "_lead_on", lead_on)
+        monkeypatch.setattr(Watchers, "end", end)
+        assert await leader._reign(1) is None
+
+    asyncio.run(reign())
+    logs.unbind()
+    assert told == [(True, True)]
 
 
 def test_without_a_wish_there_is_nothing(tmp_path: Path) -> None:
