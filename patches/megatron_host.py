@@ -13,7 +13,7 @@ import os
 import pickle
 import random
 import socket
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
@@ -41,6 +41,7 @@ from mindspeed_tft.patches import (
 )
 from mindspeed_tft.platforms.base import Damage, Platform
 from mindspeed_tft.recovery import files
+from mindspeed_tft.recovery.notices import Notice
 from mindspeed_tft.recovery.record import SmallState, StepRecord
 from mindspeed_tft.recovery.session import WrongNumbers
 from mindspeed_tft.replica.digest import Shard
@@ -210,8 +211,12 @@ class MegatronHost:
 
     # ------------------------------------------------------------------------------------------- commit
 
-    def commit(self, step: int, hold: int = 0, save: int = 0) -> tuple[int, int]:
-        """One all-reduce of four integers over the world: nobody leaves it before everybody has entered it.
+    @property
+    def notices(self) -> Callable[[int], Notice]:
+        return torch_distributed.notices(timedelta(seconds=self._regroup_seconds))
+
+    def commit(self, step: int, hold: int = 0, save: int = 0, limit: int = 0) -> tuple[int, int, int]:
+        """One all-reduce of five integers over the world: nobody leaves it before everybody has entered it.
 
         Its maximum says whether all ranks are at one step (that of -step is minus the lowest one), and what the best
         informed rank knows of the wishes of operators.
@@ -223,13 +228,14 @@ class MegatronHost:
         self._give_randomness(step)
         self._buffers_of = (step, self.buffers.read())  # nothing changes them from here to the next step
         if self._ballot is None:
-            self._ballot = torch.zeros(4, dtype=torch.int64, device=torch.cuda.current_device())
-        self._ballot.copy_(torch.tensor([step, -step, hold, save], dtype=torch.int64))
+            self._ballot = torch.zeros(5, dtype=torch.int64, device=torch.cuda.current_device())
+        self._ballot.copy_(torch.tensor([step, -step, hold, save, limit], dtype=torch.int64))
         torch.distributed.all_reduce(self._ballot, op=torch.distributed.ReduceOp.MAX)
-        last, first, held, saved = self._ballot.tolist()
+        last, first, *agreed = self._ballot.tolist()
         if last != step or -first != step:
             raise LockstepError(f"commit of step {step}: the ranks are at steps {-first} to {last}")
-        return held, saved
+        held, saved, longest = agreed
+        return held, saved, longest
 
     def step_begins(self, step: int) -> None:
         """Before the first draw of `step`."""

@@ -23,6 +23,7 @@ from mindspeed_tft.groups.audit import Member
 from mindspeed_tft.groups.start_up import Answers, Journal
 from mindspeed_tft.patches import torch_store
 from mindspeed_tft.patches.groups import HIGH_AVAILABILITY, MASTER
+from mindspeed_tft.recovery.notices import Notice, in_store
 from mindspeed_tft.registry import REGISTRY
 
 log = logging.getLogger(__name__)
@@ -174,6 +175,11 @@ def _job_store() -> Any:
     store: Any = c10d._get_default_store()
     place, below = JobStore.from_env(os.environ), torch_store.root(store)
     return store if place is None or below is None else PrefixStore(place.prefix, below)
+
+
+def notices(timeout: timedelta) -> Callable[[int], Notice]:
+    """What ranks that are held tell each other; `timeout`: for one request to the job's store."""
+    return in_store(lambda: _meeting_place("tft-holds", timeout), torch.distributed.get_world_size())
 
 
 def audit_lockstep(timeout: timedelta) -> int:

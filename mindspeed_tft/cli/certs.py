@@ -237,7 +237,11 @@ def _judge(directory: Path, host: str, access: tls.KeyAccess, trusted: Sequence[
         chain = certificates.read_all((directory / "node.crt").read_bytes())
         found.describe(chain[0])
         found.look_at_mode(directory / "node.key")
-        tls.load(directory, access)
+        ours = certificates.read_all(tls.load(directory, access).ca)
+        first = certificates.first_to_end(chain, ours)
+        if first != chain[0] and (soon := certificates.expires_soon(first)):
+            remedy = certificates.renewal(first, chain[0])
+            found.warnings.append(f"{certificates.which(first, chain[0])}{soon}; {remedy.replace('`', '')}")
         if not certificates.is_operator(chain[0]) and not certificates.names_host(found.names, host):
             found.errors.append(f"it is not for {host}; tftctl certs node {host}")
         authorities = [one for path in trusted for one in certificates.read_all(path.read_bytes())]
@@ -261,6 +265,8 @@ def _judge_authority(directory: Path) -> Judged:
         if why := certificates.out_of_date(certificate):
             found.errors.append(f"{why}; tftctl certs rotate --authority")
         Authority(directory)
+    except OSError as error:
+        found.errors.append(f"{error.filename} cannot be read ({error.strerror})")
     except (AuthorityError, Unfit) as error:
         found.errors.append(str(error))
     return found

@@ -104,7 +104,12 @@ def read(file: Path) -> tuple[str, dict[str, Any]]:
         raise NotAnIncident(f"it cannot be read: {error.strerror}") from error
     except ValueError as error:
         raise NotAnIncident(f"it is not JSON: {error}") from error
-    return raw, explain.upgrade(content)  # also where it is in the file already: by an older version, perhaps
+    try:
+        return raw, explain.upgrade(content)  # also where it is in the file already: by an older version, perhaps
+    except NotAnIncident:
+        raise
+    except Exception as error:  # the controller could not do it either, and left the bare facts; or it was edited
+        raise NotAnIncident(f"what it means cannot be worked out ({type(error).__name__}: {error})") from error
 
 
 def _load(file: Path) -> tuple[str, dict[str, Any]]:

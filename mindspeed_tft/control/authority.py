@@ -135,7 +135,10 @@ class Authority:
                 "--force one with these"
             )
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
-        builder = _builder(subject, self._signer.certificate.subject, key, days).add_extension(
+        above = self._signer.certificate
+        if why := certificates.out_of_date(above):
+            raise AuthorityError(f"{self.directory / _CA}.crt: {why}; make another one: `tftctl certs rotate --authority`")
+        builder = _builder(subject, above.subject, key, days, above.not_valid_after_utc).add_extension(
             x509.BasicConstraints(ca=False, path_length=None), critical=True
         )
         builder = builder.add_extension(_key_usage(signs=False), critical=True)
@@ -320,11 +323,17 @@ def _make_signer(days: int) -> _Signer:
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, key: ec.EllipticCurvePrivateKey, days: int
+    subject: x509.Name,
+    issuer: x509.Name,
+    key: ec.EllipticCurvePrivateKey,
+    days: int,
+    latest: datetime.datetime | None = None,
 ) -> x509.CertificateBuilder:
+    """`latest`: the end of the one who signs, after which it is worth nothing."""
     if days < 1:
         raise AuthorityError(f"--days {days}: a certificate holds for a day or more")
     at = certificates.now()
+    end = at + datetime.timedelta(days=days)
     return (
         x509.CertificateBuilder()
         .subject_name(subject)
@@ -332,7 +341,7 @@ def _builder(
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
         .not_valid_before(at - _SKEW)
-        .not_valid_after(at + datetime.timedelta(days=days))
+        .not_valid_after(end if latest is None else min(end, latest))
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
     )
 

@@ -27,7 +27,7 @@ from mindspeed_tft.control.config import ControlConfig
 from mindspeed_tft.control.controller import Controller, EngineLike
 from mindspeed_tft.control.gate import Gate
 from mindspeed_tft.control.leadership import Leadership, Role, Verdict, generation
-from mindspeed_tft.control.lease import Lease, Seen, Storage, fresh_name
+from mindspeed_tft.control.lease import Lease, Seen, Storage, fresh_name, is_name
 from mindspeed_tft.control.seats import HostLink, SeatState, gather
 from mindspeed_tft.control.watchers import Watchers
 from mindspeed_tft.observe import logs
@@ -286,6 +286,7 @@ class Candidate:
             why = await self._lead_on(controller)
             if why and controller.broken is None:  # before all else: those ranks are protected where they go now
                 log.warning("controller %d leads no more (term %d): %s", self._index, term, why)
+                logs.bind(epoch=0, step=0, incident=0)
                 self._dismiss()
         finally:
             self._controller = None
@@ -382,7 +383,7 @@ class Candidate:
         """One relay, for as long as it is connected."""
         limit = self._deadlines.heartbeat_lost
         first = await asyncio.wait_for(context.read(), limit)
-        refusal = self._refusal(first, context)
+        refusal = codec.line(self._refusal(first, context), 1000)
         if refusal:
             log.warning("refused a host: %s", refusal)
             await context.write(wire.HostOrders(refused=wire.Refused(reason=refusal)))
@@ -392,10 +393,10 @@ class Candidate:
         assert task is not None
         votes, certificate = not self._is_held(first.hello), tls.peer_certificate(context)
         visit = _Visit(HostLink(first.hello), task, time.monotonic(), votes, certificate)
-        self._enter(visit)
         writer = asyncio.ensure_future(self._write(visit.link, context))
         patience = tasks.Patience(limit)
         try:
+            self._enter(visit)
             while not visit.link.bye:
                 message = await context.read()
                 if not isinstance(message, wire.HostSays):  # the end
@@ -508,6 +509,10 @@ class Candidate:
             return f"it belongs to job {hello.run!r}, this is the controller of {self._config.run_name!r}"
         if not 0 <= hello.node_rank < self._config.nnodes:
             return f"node rank {hello.node_rank} is not one of {self._config.nnodes}"
+        if hello.lease and not is_name(hello.lease):
+            return f"{codec.clean(hello.lease, 80)!r} is no name of a lease"
+        if hello.host != codec.line(hello.host, 255):
+            return f"{hello.host[:255]!r} is no name of a host"
         return self._stranger(hello.host, context)
 
     def _stranger(self, host: str, context: grpc.aio.ServicerContext[Any, Any]) -> str:
@@ -555,6 +560,8 @@ class Candidate:
             return wire.LeadHeard(refused=f"this is a controller of {self._config.run_name!r}, not of {lead.run!r}")
         if stranger := self._stranger(lead.leader.host, context):
             return wire.LeadHeard(refused=stranger)
+        if lead.lease and not is_name(lead.lease):
+            return wire.LeadHeard(refused=f"{codec.clean(lead.lease, 80)!r} is no name of a lease")
         self._gate.admit(context.peer())
         now = time.monotonic()
         if not self._leadership.told(lead.term, lead.leader.index, now, lead.shared):

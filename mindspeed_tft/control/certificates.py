@@ -121,16 +121,46 @@ def expires_soon(certificate: x509.Certificate, at: datetime.datetime | None = N
     return f"it expires in {max(0, left.days)} days, at {_minute(certificate.not_valid_after_utc)}"
 
 
-def chain_break(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> str:
-    """Why no authority stands behind a certificate, which is the first of its chain; "" where one does."""
-    at = chain[0]
+def way_up(
+    chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]
+) -> tuple[list[x509.Certificate], bool]:
+    """From a certificate, which is the first of its chain, to an authority, if there is one: that with most time left;
+    and whether there is."""
+    way = [chain[0]]
     for _ in range(len(chain) + 1):
-        if any(issued_by(at, authority) for authority in authorities):
-            return ""
-        above = [each for each in chain if each is not at and issued_by(at, each)]
+        behind = [authority for authority in authorities if issued_by(way[-1], authority)]
+        if behind:
+            return [*way, max(behind, key=lambda each: each.not_valid_after_utc)], True
+        above = [each for each in chain if each is not way[-1] and issued_by(way[-1], each)]
         if not above:
             break
-        at = above[0]
+        way.append(above[0])
+    return way, False
+
+
+def first_to_end(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> x509.Certificate:
+    """What ends all trust in a certificate, which is the first of its chain: itself, or one above that ends earlier or
+    does not hold now."""
+    way, _ = way_up(chain, authorities)
+    return next((each for each in way if out_of_date(each)), min(way, key=lambda each: each.not_valid_after_utc))
+
+
+def which(one: x509.Certificate, leaf: x509.Certificate) -> str:
+    """Before words about what `first_to_end` found."""
+    return "" if one == leaf else f"the authority behind it, {common_name(one)!r}: "
+
+
+def renewal(one: x509.Certificate, leaf: x509.Certificate) -> str:
+    """The command that makes another one."""
+    return "`tftctl certs rotate`" if one == leaf else "`tftctl certs rotate --authority`, and the two steps after it"
+
+
+def chain_break(chain: Sequence[x509.Certificate], authorities: Sequence[x509.Certificate]) -> str:
+    """Why no authority stands behind a certificate, which is the first of its chain; "" where one does."""
+    way, whole = way_up(chain, authorities)
+    if whole:
+        return ""
+    at = way[-1]
     known = ", ".join(sorted({repr(common_name(authority)) for authority in authorities}))
     return f"it was signed by {common_name_of(at.issuer)!r}, which is none of the authorities in ca.crt ({known})"
 
@@ -175,7 +205,7 @@ def read_revoked(pem: bytes, authorities: Sequence[x509.Certificate]) -> Revoked
     """The certificates on lists (CRL, PEM, one after the other) of these authorities.
 
     Raises:
-        Unfit: a list cannot be read, or none of the authorities has signed it.
+        Unfit: there is no list in it, one cannot be read, or none of the authorities has signed it.
     """
     ids: set[Id] = set()
     promised: list[datetime.datetime] = []
@@ -201,6 +231,8 @@ def _blocks(pem: bytes) -> list[bytes]:
     parts = pem.split(end)
     if parts[-1].strip():
         raise Unfit("a list of revoked certificates does not end as PEM does")
+    if len(parts) == 1:  # half copied; it must not lift what was revoked
+        raise Unfit("there is no list of revoked certificates in it")
     return [part + end + b"\n" for part in parts[:-1]]
 
 

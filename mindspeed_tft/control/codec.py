@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Iterable
 from dataclasses import fields
 from typing import TypeVar
@@ -36,6 +37,17 @@ def clean(text: str, limit: int = MAX_TEXT) -> str:
     """Text that any peer can decode, and no longer than a report needs: error texts come from anywhere."""
     text = text.encode("utf-8", "backslashreplace").decode("utf-8")
     return text if len(text) <= limit else text[:limit] + f"... ({len(text) - limit} characters cut)"
+
+
+def line(text: str, limit: int = 200) -> str:
+    """What a peer may have said, as a part of one line of a log: nobody writes lines there that are not ours."""
+    if not text.isprintable():
+        text = "".join(ascii(c)[1:-1] if _is_control(c) else c for c in text[: limit + 1])
+    return clean(text, limit)
+
+
+def _is_control(character: str) -> bool:
+    return not character.isprintable() and unicodedata.category(character) != "Zs"  # of those are odd spaces, too
 
 
 # ------------------------------------------------------------------------------------------ what ranks say
@@ -162,8 +174,8 @@ def event_from_wire(m: wire.RankSays, at: float) -> t.Event:
             raise WireError(f"protocol {m.hello.protocol}, this side speaks {PROTOCOL}")
         hello, wish = m.hello, wish_from_wire(m.hello.wish)
         link = t.LinkState(*(getattr(hello.link, each.name) for each in fields(t.LinkState)))
-        told = (hello.epoch, hello.bare, hello.doubt, hello.began, wish, hello.held, hello.held_at, link, hello.held_for)
-        return t.Registered(at, info_from_wire(hello.info), *told)
+        told = (hello.epoch, hello.bare, hello.doubt, hello.began, wish, hello.held, hello.held_at, link)
+        return t.Registered(at, info_from_wire(hello.info), *told, held_for=hello.held_for)
     if kind == "heartbeat":
         beat = m.heartbeat
         return t.Heartbeat(

@@ -40,11 +40,16 @@ def fresh_name() -> str:
     return PREFIX + uuid.uuid4().hex[:12]
 
 
+def is_name(name: str) -> bool:
+    """Whether a lease can have this name, which another host may have chosen."""
+    return name.startswith(PREFIX) and "/" not in name and "\0" not in name
+
+
 class Lease:
     """The lease directory of a job as it is seen from this host. Raises OSError where the storage does."""
 
     def __init__(self, incidents: Path, name: str) -> None:
-        if not name.startswith(PREFIX) or "/" in name:
+        if not is_name(name):
             raise ValueError(f"{name!r} is no name of a lease")
         self.name = name
         self._directory = incidents / name

@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import grpc
 import grpc.aio
+from cryptography import x509
 
-from mindspeed_tft.control import codec, tls
+from mindspeed_tft.control import certificates, codec, tls
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.config import ControlConfig
 from mindspeed_tft.engine import types as t
@@ -113,7 +114,7 @@ class Service:
 
     async def _ask(self, request: wire.OperatorAsks, context: Context) -> AsyncIterator[wire.OperatorHears]:
         if why := self._refusal(request, context):
-            log.warning("refused an operator's %s from %s: %s", codec.clean(request.kind, 40), context.peer(), why)
+            log.warning("refused an operator's %s from %s: %s", codec.line(request.kind, 40), context.peer(), why)
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, why)
         self._admit(context.peer())
         controller = self._leading()
@@ -139,9 +140,9 @@ class Service:
     async def _wait(
         self, operators: Operators, request: wire.OperatorAsks, context: Context
     ) -> AsyncIterator[wire.OperatorHears]:
-        event = asked(request, self._clock())
+        event = asked(request, self._clock(), tls.peer_certificate(context))
         where = context.peer() if not context.peer().startswith("unix:") else f"host {self._config.host}"
-        log.warning("operator %s at %s asks: %s %s", event.who, where, event.kind, event.args)
+        log.warning("operator %s at %s asks: %s %s", event.who, where, event.kind, codec.line(str(event.args)))
         queue = operators.ask(event)
         if queue is None:
             yield wire.OperatorHears(last=True, text="this request waits already, or too many do; try again later")
@@ -157,7 +158,7 @@ class Service:
                 yield wire.OperatorHears(text=codec.clean(word.text), done=word.done, of=word.of)
         finally:
             operators.leave(event.id, None if gone is None else self._clock())
-        log.warning("operator %s: %s: %s", event.who, event.kind, word.text)
+        log.warning("operator %s: %s: %s", event.who, event.kind, codec.line(word.text, 1000))
         if word.lost:
             await context.abort(grpc.StatusCode.UNAVAILABLE, word.text)
         data = json.dumps(word.data).encode()
@@ -186,11 +187,13 @@ class Service:
         return self._transport.barred(context)
 
 
-def asked(request: wire.OperatorAsks, at: float) -> t.Asked:
-    """The event that a request means."""
-    args = {codec.clean(key, _MAX_ARG): codec.clean(value, _MAX_ARG) for key, value in request.args.items()}
+def asked(request: wire.OperatorAsks, at: float, certificate: x509.Certificate | None = None) -> t.Asked:
+    """The event that a request means. Who asks is who his certificate says he is, before what he says himself."""
+    args = {codec.line(key, _MAX_ARG): codec.line(value, _MAX_ARG) for key, value in request.args.items()}
     patience = min(request.patience, 10 * 86400.0) if request.patience > 0 else 0.0  # also of no number
-    name, kind, who = (codec.clean(text, 80) for text in (request.id, request.kind, request.who))
+    name, kind, who = (codec.line(text, 80) for text in (request.id, request.kind, request.who))
+    if certificate is not None:
+        who = f"{codec.line(certificates.common_name(certificate), 80)} ({who})"
     return t.Asked(at, name, kind, args, patience, who)
 
 

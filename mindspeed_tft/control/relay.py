@@ -296,15 +296,10 @@ class Relay:
             raise codec.WireError(f"{kind} before hello")
         if codec.speaker(codec.event_from_wire(says, 0.0)) != link.rank:
             raise codec.WireError(f"rank {link.rank} spoke for another rank")
+        keep(link.hello.hello, says)
         if kind == "heartbeat":
-            link.hello.hello.began = link.hello.hello.began or says.heartbeat.step > 0
             link.beat = says
             return
-        if kind == "held":  # said again to the next controller, as all of this hello
-            link.hello.hello.held, link.hello.hello.held_at = says.held.hold, says.held.step
-            link.hello.hello.held_for = 0.0
-        elif kind == "released":
-            link.hello.hello.held = link.hello.hello.held_at = 0
         if kind == "goodbye":
             link.goodbye = True
             self._send(link, wire.HostOrders(goodbye_seen=wire.GoodbyeSeen()))
@@ -453,18 +448,12 @@ class Relay:
             logs.bind(epoch=message.stop.epoch)
             for rank in message.stop.ranks:
                 if rank in self._ranks:
-                    hello = self._ranks[rank].hello.hello  # said again to the next controller
-                    if message.stop.epoch > hello.epoch:  # which takes it out of a hold
-                        hello.epoch, hello.held, hello.held_at = message.stop.epoch, 0, 0
-                    hello.doubt = message.stop.doubt or hello.doubt
+                    keep_told(self._ranks[rank].hello.hello, message)
                     self._send(self._ranks[rank], message)
         elif kind == "wish":
             for rank in message.wish.ranks:
                 if rank in self._ranks:
-                    hello = self._ranks[rank].hello.hello  # said again to the next controller
-                    if message.wish.id > hello.wish.id:
-                        hello.wish.CopyFrom(message.wish)
-                        del hello.wish.ranks[:]
+                    keep_told(self._ranks[rank].hello.hello, message)
                     self._send(self._ranks[rank], message)
         elif kind == "order":
             if message.order.rank in self._ranks:
@@ -510,6 +499,28 @@ class Relay:
             link.killed = True
             with contextlib.suppress(ProcessLookupError):  # it ended meanwhile
                 signal.pidfd_send_signal(link.pidfd, signal.SIGKILL)
+
+
+def keep(hello: wire.Hello, says: wire.RankSays) -> None:
+    """What its rank says later than a hello: that is said again to the next controller, and has to be true then."""
+    kind = says.WhichOneof("body")
+    if kind == "heartbeat":
+        hello.began = hello.began or says.heartbeat.step > 0
+    elif kind == "held":
+        hello.held, hello.held_at, hello.held_for = says.held.hold, says.held.step, 0.0
+    elif kind == "released":
+        hello.held = hello.held_at = 0
+
+
+def keep_told(hello: wire.Hello, message: wire.HostOrders) -> None:
+    """What its rank is told, as in `keep`."""
+    if message.WhichOneof("body") == "stop":
+        if message.stop.epoch > hello.epoch:  # which also takes it out of a hold
+            hello.epoch, hello.held, hello.held_at = message.stop.epoch, 0, 0
+        hello.doubt = message.stop.doubt or hello.doubt
+    elif message.wish.id > hello.wish.id:
+        hello.wish.CopyFrom(message.wish)
+        del hello.wish.ranks[:]
 
 
 def _protected(link: RankLink) -> str:

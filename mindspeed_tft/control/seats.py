@@ -238,8 +238,8 @@ class Seats:
             named = word.lost.info.host
         if named is not None and named != here:
             return (
-                f"it says that rank {word.rank} runs on host {named or '(none)'}; the rank and the relay beside it have to call "
-                "their host by one name (`uname -n`)"
+                f"it says that rank {word.rank} runs on host {named or '(none)'}; the rank and the relay beside it "
+                "have to call their host by one name (`uname -n`)"
             )
         seat = self._seats.get(word.rank)
         if seat is not None and seat.session == word.session and seat.info.host != here:

@@ -35,6 +35,7 @@ log = logging.getLogger(__name__)
 
 FILES = ("ca.crt", "node.crt", "node.key")
 _DAY = 86400.0  # seconds between two warnings of the same
+_AGAIN = 60.0  # seconds until files that were refused are tried again as they are: a key service may be back by then
 _PEM = serialization.Encoding.PEM
 
 
@@ -120,6 +121,7 @@ class Identity:
     key: bytes  # not encrypted any more: keep it in memory
     leaf: x509.Certificate
     revoked: Revoked
+    locked: bytes = b""  # the key as it lies in its file
 
 
 def read(tls_dir: str | Path, access: KeyAccess = KeyAccess()) -> tuple[bytes, bytes, bytes]:
@@ -128,9 +130,14 @@ def read(tls_dir: str | Path, access: KeyAccess = KeyAccess()) -> tuple[bytes, b
     Raises:
         ControlRefused: a file is missing or unreadable, or they do not belong together.
     """
-    directory = Path(tls_dir)
+    return _read_all(Path(tls_dir), access, None)[:3]
+
+
+def _read_all(directory: Path, access: KeyAccess, known: Identity | None) -> tuple[bytes, bytes, bytes, bytes]:
+    """As `read`, and the key as it lies there. One that is the same as in `known` is not opened again."""
     ca, certificate, locked = (_read_file(directory / name) for name in FILES)
-    key = _open_key(directory / FILES[2], locked, access)
+    opened = known is not None and known.locked == locked
+    key = known.key if known is not None and opened else _open_key(directory / FILES[2], locked, access)
     try:
         authorities, chain = certificates.read_all(ca), certificates.read_all(certificate)
         if _public(serialization.load_pem_private_key(key, None)) != _public(chain[0]):
@@ -142,25 +149,26 @@ def read(tls_dir: str | Path, access: KeyAccess = KeyAccess()) -> tuple[bytes, b
             f"--tft-tls-dir: {', '.join(FILES)} in {directory} are no certificates that belong together ({error}); "
             "make them again (`tftctl certs node`) and copy them here"
         ) from None
-    return ca, certificate, key
+    return ca, certificate, key, locked
 
 
-def load(directory: Path, access: KeyAccess = KeyAccess(), known: x509.Certificate | None = None) -> Identity:
+def load(directory: Path, access: KeyAccess = KeyAccess(), known: Identity | None = None) -> Identity:
     """What is in a directory, and good at this moment.
 
     Args:
-        known: a certificate that is in use, whose end is no reason to miss what else has changed.
+        known: what is in use; the end of its certificate is no reason to miss what else has changed.
 
     Raises:
         ControlRefused: as `read`; the certificate has expired, does not hold yet, or was revoked.
     """
-    ca, certificate, key = read(directory, access)
+    ca, certificate, key, locked = _read_all(directory, access, known)
     chain = certificates.read_all(certificate)
     leaf = chain[0]
-    if leaf != known and (why := certificates.out_of_date(leaf)):
+    first = certificates.first_to_end(chain, certificates.read_all(ca))
+    if (known is None or leaf != known.leaf) and (why := certificates.out_of_date(first)):
         raise ControlRefused(
-            f"--tft-tls-dir: {directory / FILES[1]} does not hold: {why}; make new ones (`tftctl certs rotate`) and "
-            "copy them here, or set the clock of this host"
+            f"--tft-tls-dir: {directory / FILES[1]} does not hold: {certificates.which(first, leaf)}{why}; make new "
+            f"ones ({certificates.renewal(first, leaf)}) and copy them here, or set the clock of this host"
         )
     revoked = _read_revoked(directory / CRL, [*certificates.read_all(ca), *chain[1:]])
     if revoked.has(leaf):
@@ -168,7 +176,7 @@ def load(directory: Path, access: KeyAccess = KeyAccess(), known: x509.Certifica
             f"--tft-tls-dir: {directory / FILES[1]} was revoked; make this host a new one (`tftctl certs node HOST "
             "--force`) and copy it here"
         )
-    return Identity(ca, certificate, key, leaf, revoked)
+    return Identity(ca, certificate, key, leaf, revoked, locked)
 
 
 def access(config: ControlConfig) -> KeyAccess:
@@ -203,7 +211,7 @@ def _read_revoked(path: Path, signers: list[x509.Certificate]) -> Revoked:
         return Revoked()
     except (OSError, Unfit) as error:
         raise ControlRefused(
-            f"--tft-tls-dir: {path}: {error}; copy it again from where `tftctl certs revoke` wrote it, or remove it"
+            f"--tft-tls-dir: {path}: {error}; copy it again from where `tftctl certs revoke` wrote it"
         ) from None
 
 
@@ -281,7 +289,7 @@ class Transport:
         """
         self._directory, self._access, self._names = directory, access, names
         self._seen = self._stamp()
-        self._refused = self._seen
+        self._refused, self._try_again = self._seen, 0.0
         self._next_warning = 0.0
         self._fresh = False  # the server has not been given the latest certificate
         self._storage: Storage | None = None
@@ -308,11 +316,16 @@ class Transport:
     def _read_again(self) -> bool:
         self._warn()
         stamp = self._stamp()
-        if stamp == self._seen:
+        if stamp == self._seen or (stamp == self._refused and time.monotonic() < self._try_again):
             return False
         try:
-            identity = self._read(self._identity.leaf)
+            if stamp[-1] is None and self._seen[-1] is not None:
+                raise ControlRefused(
+                    f"--tft-tls-dir: {self._directory / CRL} is gone, and what it revoked stays so; copy it there again"
+                )
+            identity = self._read(self._identity)
         except ControlRefused as error:
+            self._try_again = time.monotonic() + _AGAIN
             if stamp != self._refused:
                 self._refused = stamp
                 log.error("the changed files are not used, those read before stay in force: %s", error)
@@ -442,7 +455,7 @@ class Transport:
 
     # ---------------------------------------------------------------------------------- files
 
-    def _read(self, known: x509.Certificate | None = None) -> Identity:
+    def _read(self, known: Identity | None = None) -> Identity:
         identity = load(self._directory, self._access, known)
         found = certificates.names(identity.leaf)
         for name in self._names:
@@ -476,23 +489,23 @@ class Transport:
         if now < self._next_warning:
             return
         self._next_warning = now + _DAY
-        leaf, remedy = (
-            self._identity.leaf,
-            "`tftctl certs rotate`, and copy the files to this host: they are read again",
-        )
-        if why := certificates.out_of_date(leaf):
-            log.error("%s: %s; who is connected stays, nobody can come back; %s", self._directory, why, remedy)
-        elif why := certificates.expires_soon(leaf):
-            log.warning("%s: %s; %s", self._directory / FILES[1], why, remedy)
+        leaf, chain = self._identity.leaf, certificates.read_all(self._identity.certificate)
+        first = certificates.first_to_end(chain, certificates.read_all(self._identity.ca))
+        remedy = f"{certificates.renewal(first, leaf)}, and copy the files to this host: they are read again"
+        path = f"{self._directory / FILES[1]}: {certificates.which(first, leaf)}"
+        if why := certificates.out_of_date(first):
+            log.error("%s%s; who is connected stays, nobody can come back; %s", path, why, remedy)
+        elif why := certificates.expires_soon(first):
+            log.warning("%s%s; %s", path, why, remedy)
         if stale := self._identity.revoked.stale:
             log.warning("%s promised a newer list by %s; copy it here", self._directory / CRL, stale.date())
-        path = self._directory / FILES[2]
+        key = self._directory / FILES[2]
         try:
-            mode_bits = stat.S_IMODE(os.stat(path).st_mode)
+            mode_bits = stat.S_IMODE(os.stat(key).st_mode)
         except OSError:
             return
         if mode_bits & 0o077:
-            log.warning("%s can be read by others (mode %o); chmod 600 %s", path, mode_bits, path)
+            log.warning("%s can be read by others (mode %o); chmod 600 %s", key, mode_bits, key)
 
 
 def transport(config: ControlConfig, first: bool = False) -> Transport | None:

@@ -197,7 +197,22 @@ class Secure:
         assert config.tls_dir is not None
         access = tls.KeyAccess(config.tls_key_password_file, config.tls_decrypt)
         self._transport = tls.Transport(tls.directory_of(config.tls_dir, config.host), access)
-        self._identity: tls.Identity | None = None
+        self._take(self._transport.identity)
+
+    def _take(self, identity: tls.Identity) -> None:
+        """
+        Raises:
+            ControlRefused: TLS does not take them.
+        """
+        from mindspeed_tft.observe import endpoint
+
+        self._identity = identity
+        try:
+            self._context = endpoint.tls_context(identity.ca, identity.certificate, identity.key)
+        except (OSError, ValueError) as error:
+            raise ControlRefused(
+                f"--tft-tls-dir: these files do not serve for metrics ({error}); make them again (`tftctl certs node`)"
+            ) from error
 
     def __call__(self, line: socket.socket) -> ssl.SSLSocket:
         """
@@ -206,13 +221,13 @@ class Secure:
         """
         from cryptography import x509
 
-        from mindspeed_tft.observe import endpoint
-
         self._transport.read_again()
         identity = self._transport.identity
         if identity is not self._identity:
-            self._context = endpoint.tls_context(identity.ca, identity.certificate, identity.key)
-            self._identity = identity
+            try:
+                self._take(identity)
+            except ControlRefused as error:
+                log.warning("metrics go on with the certificate that was read before: %s", error)
         secured = self._context.wrap_socket(line, server_side=True)
         shown = secured.getpeercert(binary_form=True)
         assert shown is not None  # it was required

@@ -48,9 +48,12 @@ def check_tls(job: Job) -> Iterator[Finding]:
         return
     assert found is not None
     leaf, names = found.leaf, certificates.names(found.leaf)
-    soon = certificates.expires_soon(leaf)
+    chain = certificates.read_all(found.certificate)
+    first = certificates.first_to_end(chain, certificates.read_all(found.ca))
+    soon = certificates.expires_soon(first)
     if soon:
-        yield yellow("tls", f"{where}/node.crt: {soon}", "make new ones (tftctl certs rotate)")
+        remedy = certificates.renewal(first, leaf).replace("`", "")
+        yield yellow("tls", f"{where}/node.crt: {certificates.which(first, leaf)}{soon}", f"make new ones ({remedy})")
     else:
         yield green("tls", f"{where}/node.crt holds until {leaf.not_valid_after_utc:%Y-%m-%d}, for {', '.join(names)}")
     if not certificates.names_host(names, own_name()):

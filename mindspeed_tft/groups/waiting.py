@@ -39,7 +39,9 @@ class Abort:
 
     def set(self, reason: str, epoch: int) -> None:
         with self._lock:
-            self._flag, self.reason, self.epoch = True, reason, max(self.epoch, epoch)
+            if epoch >= self.epoch or not self.reason:  # else a later stop has come already, and is why nothing works
+                self.reason = reason
+            self._flag, self.epoch = True, max(self.epoch, epoch)
             sleepers = list(self._sleepers)
         for sleeper in sleepers:
             sleeper.set()

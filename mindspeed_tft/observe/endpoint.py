@@ -12,6 +12,7 @@ import logging
 import os
 import socket
 import ssl
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -150,7 +151,10 @@ class _Server(ThreadingHTTPServer):
             super().finish_request(secured, client_address)
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        log.debug("%s asked for metrics and was not answered", client_address, exc_info=True)
+        if isinstance(sys.exc_info()[1], OSError):  # he went away, or showed nothing that will do
+            log.debug("%s asked for metrics and was not answered", client_address, exc_info=True)
+        else:
+            self.complain()
 
 
 def _hang_up(line: socket.socket) -> None:
@@ -239,7 +243,7 @@ def tls_context(ca: bytes, certificate: bytes, key: bytes) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.verify_mode = ssl.CERT_REQUIRED
-    context.load_verify_locations(cadata=ca.decode())
+    context.load_verify_locations(cadata=ca.decode("ascii", "ignore"))  # with comments in any language
     # The interface takes files only. The key may have been decrypted just now: it must not come to any disk.
     file = os.memfd_create("tft-metrics", os.MFD_CLOEXEC)
     try:

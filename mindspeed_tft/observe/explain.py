@@ -25,6 +25,7 @@ _LONGEST = 180  # characters of a headline
 _MOST = 50  # faults with their words
 
 _STILL = re.compile(r"no (?:progress|sign of life) for ([\d.]+) s")
+_END = re.compile(r"; \d+ completed steps? lost\.")  # of a summary, before the command to go on with
 _BROKE = {
     "lost": "is gone",
     "hang": "hung",
@@ -154,8 +155,15 @@ def answers(content: Content) -> Answers:
         seconds=round(lanes.total(content), 6),
         detect=detect,
         now=tuple(_now(content, own)),
-        resume=content["summary"].partition(" Go on with:\n")[2] if state == "saved" else "",
+        resume=_resume(content["summary"]) if state == "saved" else "",
     )
+
+
+def _resume(summary: str) -> str:
+    """What follows the last words of the engine's own: the words of ranks before them may look the same."""
+    ends = [match.end() for match in _END.finditer(summary)]
+    before, _, command = summary[ends[-1] if ends else 0 :].partition("Go on with:\n")
+    return command if before == " " else ""
 
 
 def _detect(content: Content, own: list[dict[str, Any]]) -> float | None:

@@ -108,6 +108,7 @@ class Recorder:
         self._lead: collections.deque[tuple[float, t.Event | t.Action]] = collections.deque(maxlen=100)
         self._lines: collections.deque[tuple[float, t.Event | t.Action]] = collections.deque()  # for the log of events
         self._writing = False  # the pen will come for them
+        self.step = 0  # the last that any rank told of; 0: none
         self._reset()
 
     def _reset(self) -> None:
@@ -122,11 +123,6 @@ class Recorder:
         return self._opened is not None
 
     @property
-    def step(self) -> int:
-        """The last step that any rank told of; 0: none."""
-        return max((beat.step for beat in list(self._beats.values())), default=0)
-
-    @property
     def incident(self) -> int:
         """The epoch of the first stop of the incident that is open, as ranks name it too; 0: there is none."""
         return self._first_epoch
@@ -135,6 +131,8 @@ class Recorder:
         """Something happened."""
         if isinstance(event, t.Heartbeat):  # thousands a second
             self._beats[event.rank] = event
+            if event.step > self.step:
+                self.step = event.step
             return
         if isinstance(event, t.Tick):
             return
@@ -167,6 +165,7 @@ class Recorder:
         """Writes an incident after which training goes on; waits for no disk. Where it will be."""
         self._open(at)
         path, _ = self._write(recovered.outcome, recovered.step, recovered.summary, at, engine)
+        self.step = recovered.step  # earlier ones are computed again after a rewind
         return path
 
     def flush(self, timeout: float = 5.0) -> bool:

@@ -124,9 +124,12 @@ class Metrics:
         """Living ranks of which nothing was heard for `heartbeat_lost`."""
         return sum(now - at > self.heartbeat_lost for at in dict(self.heard).values())
 
-    def protected(self) -> bool:
-        """All ranks have come to this controller, and the job goes on."""
-        return len(self.infos) == self.world_size and not self.closed
+    def protected(self, now: float) -> bool:
+        """All ranks are known, this controller hears those that live, and the job goes on. Of a controller before this
+        one it knows ranks that it may never hear."""
+        if self.closed or len(self.infos) < self.world_size or self.silent(now):
+            return False
+        return all(rank in self.heard for rank in self.alive())
 
     def paused(self) -> bool:
         """Operators have all living ranks wait."""
@@ -172,6 +175,8 @@ class Metrics:
         self.pace.heard(rank, step, event.at)
         if self.effective.began is None:
             self.effective.begin(step - 1, event.at)
+            if self.held:  # since before this controller led
+                self.effective.pause(event.at)
         if step > self.step:
             self.step = step
             if step - 1 > self.furthest:

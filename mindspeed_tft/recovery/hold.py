@@ -7,6 +7,7 @@ the highest of it. So a wish need not reach every rank, and no rank acts on one 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Protocol
 
 from mindspeed_tft.engine.hold import LIMIT, OF_HELD
 from mindspeed_tft.engine.types import Order, OrderKind, Wish
+from mindspeed_tft.recovery.notices import Notice
 
 log = logging.getLogger(__name__)
 
@@ -50,29 +52,44 @@ class Line(Protocol):
 class Boundary:
     """The end of a step, as operators want it. All methods are for the main thread."""
 
-    def __init__(self, link: Line, stopping: Callable[[], bool], grace: float) -> None:
-        """`stopping()`: a stop has come that is not answered yet. `grace`: seconds beyond the limit of a hold, in which
-        the engine ends it for all ranks; after them this rank ends it alone."""
+    def __init__(
+        self,
+        link: Line,
+        stopping: Callable[[], bool],
+        grace: float,
+        all_agree: Callable[[bool], bool] = lambda mine: mine,
+        notices: Callable[[int], Notice] = Notice,
+    ) -> None:
+        """
+        Args:
+            stopping: a stop has come that is not answered yet.
+            grace: seconds beyond the limit of a hold, in which the engine ends it for all ranks; after them this rank
+                ends it alone.
+            all_agree: whether all ranks say yes, a collective.
+            notices: what the other ranks tell of a hold.
+        """
         self._link, self._stopping, self._grace = link, stopping, grace
-        self._hold = self._save = 0  # agreed for the end of the step that is computed
+        self._all_agree, self._notices = all_agree, notices
+        self._hold = self._save = self._limit = 0  # agreed for the end of the step that is computed
         self._over = 0  # the last hold that is behind this rank
         self._done = 0  # the last save that is
         self.works: Works = {}  # what can be ordered while this rank is held
 
-    def offer(self, step: int) -> tuple[int, int]:
-        """The hold and the save that this rank knows to be wanted at the end of `step`; 0: none."""
+    def offer(self, step: int) -> tuple[int, int, int]:
+        """The hold and the save that this rank knows to be wanted at the end of `step`, 0: none, and the limit of the
+        hold in whole seconds."""
         wish = self._link.wish
         hold = wish.hold if wish.hold > self._over and step >= wish.hold_from else 0
         save = wish.save if wish.save > self._done and step >= wish.save_from else 0
-        return hold, save
+        return hold, save, math.ceil(wish.limit) if hold else 0
 
-    def agree(self, hold: int, save: int) -> None:
+    def agree(self, hold: int, save: int, limit: int = 0) -> None:
         """What the commit of this step came to, the same on all ranks."""
-        self._hold, self._save = hold, save
+        self._hold, self._save, self._limit = hold, save, limit
 
     def forget(self) -> None:
         """A fault came before the end of the step. What is still wanted will be agreed again."""
-        self._hold = self._save = 0
+        self._hold = self._save = self._limit = 0
 
     def reach(self, step: int, save: Save, leaves: bool, settle: Act = lambda: None, look: Act = lambda: None) -> None:
         """`step` has ended on this rank. Returns when training is to go on.
@@ -91,18 +108,22 @@ class Boundary:
             path = save()
             self._done = wanted
             self._link.saved(wanted, step, str(path))
-        if hold and not leaves:
-            settle()
-            self._wait(hold, step, save, look)
+        if not hold or leaves:
+            return
+        if not self._all_agree(not self._is_ended(hold)):  # where some would not wait, nobody may
+            self._over = hold
+            return
+        settle()
+        self._wait(hold, step, save, look)
 
     def _wait(self, hold: int, step: int, save: Save, look: Act) -> None:
         link = self._link
         link.phase = "held"
         link.held(hold, step)
         self.works[OrderKind.SAVE] = lambda _order: {"path": str(save())}
-        begun = time.monotonic()
+        begun, notice = time.monotonic(), self._notices(hold)
         try:
-            while not self._is_over(hold, time.monotonic() - begun):
+            while not notice.over and not self._is_over(hold, time.monotonic() - begun):
                 look()
                 if self._stopping():
                     raise HoldBroken(f"held after step {step}, and told to stop")
@@ -111,16 +132,23 @@ class Boundary:
                     self._carry_out(order)
         except BaseException:
             link.left_hold()
+            notice.end(tell=False)
             raise
+        notice.end(tell=True)
         self._over = hold
         link.released(hold)
         link.phase = "between-steps"
 
-    def _is_over(self, hold: int, seconds: float) -> bool:
+    def _is_ended(self, hold: int) -> bool:
+        """A later wish is without it."""
         wish = self._link.wish
-        if wish.id > hold and wish.hold != hold:
+        return wish.id > hold and wish.hold != hold
+
+    def _is_over(self, hold: int, seconds: float) -> bool:
+        if self._is_ended(hold):
             return True
-        if seconds < ((wish.limit if wish.hold == hold else 0.0) or LIMIT) + self._grace:
+        wish = self._link.wish
+        if seconds < ((wish.limit if wish.hold == hold else self._limit) or LIMIT) + self._grace:
             return False
         log.warning("held for %.0f s, and nobody ends it: training goes on", seconds)
         return True

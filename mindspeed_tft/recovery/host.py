@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from mindspeed_tft.engine.types import RankInfo
 from mindspeed_tft.platforms import Damage
+from mindspeed_tft.recovery.notices import Notice
 from mindspeed_tft.recovery.record import SmallState, StepRecord
 from mindspeed_tft.replica.digest import Shard
 
@@ -33,9 +35,16 @@ class Host(Protocol):
     def stopped(self) -> None:
         """Training stopped. Give up what this rank does in the background: from here on nobody but orders writes."""
 
-    def commit(self, step: int, hold: int = 0, save: int = 0) -> tuple[int, int]:
+    @property
+    def notices(self) -> Callable[[int], Notice]:
+        """What ranks that are held tell each other of a hold, by its id."""
+
+    def commit(self, step: int, hold: int = 0, save: int = 0, limit: int = 0) -> tuple[int, int, int]:
         """The commit collective over all ranks. Returns only if every rank entered it for the same step: the highest
-        `hold` and the highest `save` that any of them brought."""
+        `hold`, `save` and `limit` that any of them brought."""
+
+    def all_agree(self, mine: bool) -> bool:
+        """Whether all ranks say yes: a collective, between two steps."""
 
     def small_state(self, step: int) -> SmallState:
         """The small state as it is now, taken for the end of `step`."""

@@ -110,7 +110,7 @@ class Session(Generic[HostT]):
         self._looking = False  # for a controller, after a fault
         self._newcomer = False  # in the place of a process that died, and without its state so far
         self._given: SmallState | None = None  # by a rank of the same part
-        self.boundary = Boundary(link, lambda: self._stopping, deadlines.order)
+        self.boundary = Boundary(link, lambda: self._stopping, deadlines.order, host.all_agree, host.notices)
         self.links = Links(host, link.tell_link)
         self.boundary.works[OrderKind.LINK] = self._relink
 

@@ -213,8 +213,8 @@ def test_a_node_with_another_certificate_does_not_begin(
     authority = Authority.create(tmp_path / "certs")
     with netns.Network(2, short) as network:
         authority.node(network[0].name, [network[0].address])
-        wrong = authority.node("elsewhere")
-        wrong.rename(authority.directory / network[1].name)
+        other = network[1].name
+        authority.node("elsewhere").rename(authority.directory / other)
         plan = Plan(
             layout=parse_layout("dp4"),
             faults=(parse_fault("node@0:7:backward"),),
@@ -224,8 +224,9 @@ def test_a_node_with_another_certificate_does_not_begin(
             hosts=tuple(host.words() for host in network),
             master=network[0].address,
             tls_dir=str(authority.directory),
+            timeout=60.0,  # the other node waits in vain
         )
         report: Report = rehearse(plan, tmp_path, references, Quiet())
     assert report.verdict.value != "exact"
-    words = f"node.crt is for elsewhere, and the others want to see {network[1].name}"
+    words = f"node.crt is for elsewhere, and the others want to see {other}"
     assert words in (tmp_path / "broken.log").read_text()

@@ -35,8 +35,8 @@ def reach(boundary: Boundary, processor: Processor, say: Callable[..., None]) ->
         say("save", step=processor.step)
         return Path(f"/save/iter_{processor.step}")
 
-    hold, wanted = boundary.offer(processor.step)  # no commit here: what the others know is not asked
-    boundary.agree(hold, wanted)
+    hold, wanted, limit = boundary.offer(processor.step)  # no commit here: what the others know is not asked
+    boundary.agree(hold, wanted, limit)
     if hold:
         say("holds", step=processor.step)
     try:

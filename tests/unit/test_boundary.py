@@ -14,6 +14,7 @@ import pytest
 from mindspeed_tft.engine.types import Order, OrderKind, Wish
 from mindspeed_tft.recovery import hold
 from mindspeed_tft.recovery.hold import Boundary, HoldBroken, NotDone
+from mindspeed_tft.recovery.notices import StoreNotice
 
 HOLD = Wish(id=3, hold=2, hold_from=5, limit=60.0)
 
@@ -69,7 +70,7 @@ def never() -> Path:
 
 def test_it_brings_what_is_wanted_from_this_step_on() -> None:
     rank = boundary(ToyLine(replace(HOLD, save=1, save_from=7)))
-    assert [rank.offer(step) for step in (4, 5, 6, 7)] == [(0, 0), (2, 0), (2, 0), (2, 1)]
+    assert [rank.offer(step) for step in (4, 5, 6, 7)] == [(0, 0, 0), (2, 0, 60), (2, 0, 60), (2, 1, 60)]
 
 
 def test_it_is_held_where_all_agreed_even_if_it_never_heard_of_it() -> None:
@@ -92,7 +93,7 @@ def test_another_hold_ends_this_one() -> None:
     line.then = [line.hear(id=6, hold=5)]
     rank.reach(5, never, leaves=False)
     assert line.said[-1] == ("released", 2)
-    assert rank.offer(6) == (5, 0)
+    assert rank.offer(6) == (5, 0, 60)
 
 
 def test_a_save_while_it_is_held_does_not_end_the_hold() -> None:
@@ -110,7 +111,7 @@ def test_what_is_behind_it_is_not_brought_again() -> None:
     rank.agree(2, 1)
     rank.reach(5, lambda: Path("/save/iter_5"), leaves=False)
     assert line.said == [("saved", 1, 5, "/save/iter_5"), ("held", 2, 5, "held"), ("released", 2)]
-    assert rank.offer(6) == (0, 0)
+    assert rank.offer(6) == (0, 0, 0)
 
 
 def test_nobody_is_held_where_training_ends() -> None:
@@ -157,7 +158,7 @@ def test_a_stop_ends_the_hold_and_it_is_agreed_again() -> None:
     with pytest.raises(HoldBroken):
         rank.reach(5, never, leaves=False)
     assert line.said[-1] == ("left",)
-    assert rank.offer(6) == (2, 0)
+    assert rank.offer(6) == (2, 0, 60)
 
 
 def test_a_fault_before_the_end_of_the_step_voids_what_was_agreed() -> None:
@@ -229,3 +230,125 @@ def test_the_wait_looks_around_often_enough(monkeypatch: pytest.MonkeyPatch) -> 
     began = time.monotonic()
     rank.reach(5, never, leaves=False)
     assert 0.1 <= time.monotonic() - began < 2.0
+
+
+# ------------------------------------------------------------------------------------------- cut off
+
+
+def test_nobody_waits_where_one_knows_that_the_hold_is_over() -> None:
+    """This rank never heard of the end of it, because its host has lost the controller."""
+    line, asked = ToyLine(), []
+
+    def others_say_no(mine: bool) -> bool:
+        asked.append(mine)
+        return False
+
+    rank = Boundary(line, lambda: False, 1.0, others_say_no)
+    rank.agree(2, 0)
+    rank.reach(5, never, leaves=False, settle=lambda: line.said.append(("settled",)))
+    assert (asked, line.said, rank.offer(6)) == ([True], [], (0, 0, 0))
+    line.wish = Wish(id=9)
+    rank.agree(8, 0)
+    rank.reach(6, never, leaves=False)
+    assert asked[1:] == [False], "and it says so where it knows it itself"
+
+
+@pytest.mark.parametrize(("limit", "held"), [(60, 60.5), (0, 3600.5)])
+def test_who_never_heard_of_a_hold_knows_its_limit(limit: int, held: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    line, clock = ToyLine(Wish()), [0.0]
+    monkeypatch.setattr(hold.time, "monotonic", lambda: clock[0])
+    line.next_order = lambda timeout: clock.__setitem__(0, clock[0] + 0.5)  # type: ignore[method-assign,assignment,return-value]
+    rank = boundary(line, grace=0.5)
+    rank.agree(2, 0, limit)
+    rank.reach(5, never, leaves=False)
+    assert clock[0] == held
+
+
+class ToyStore:
+    """The job's store, for all ranks."""
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+        self.gone = False
+
+    def check(self, keys: list[str]) -> bool:
+        if self.gone:
+            raise RuntimeError("Connection reset by peer")
+        return set(keys) <= self.keys
+
+    def set(self, key: str, _value: str) -> None:
+        self.keys.add(key)
+
+
+def notices(store: ToyStore) -> Callable[[int], StoreNotice]:
+    return lambda number: StoreNotice(number, lambda: store, 0.01)
+
+
+def waiting(line: ToyLine) -> None:
+    line.next_order = lambda timeout: time.sleep(0.001)  # type: ignore[method-assign,assignment,return-value]
+
+
+def test_who_is_cut_off_hears_from_the_others_that_the_hold_is_over() -> None:
+    store, here, there = ToyStore(), ToyLine(), ToyLine()
+    waiting(there)
+    alone = Boundary(there, lambda: False, 1.0, notices=notices(store))
+    alone.agree(2, 0)
+    thread = threading.Thread(target=alone.reach, args=(5, never, False))
+    thread.start()
+    told = Boundary(here, lambda: False, 1.0, notices=notices(store))
+    told.agree(2, 0)
+    here.then = [here.hear(id=4, hold=0)]
+    told.reach(5, never, leaves=False)
+    thread.join(10)
+    assert not thread.is_alive() and there.said[-1] == ("released", 2)
+    assert store.keys == {"released-2"}
+
+
+def test_a_fault_tells_nobody_that_the_hold_is_over() -> None:
+    store, line, made = ToyStore(), ToyLine(), []
+
+    def notice(number: int) -> StoreNotice:
+        made.append(StoreNotice(number, lambda: store, 60.0))
+        return made[-1]
+
+    rank = Boundary(line, lambda: True, 1.0, notices=notice)
+    rank.agree(2, 0)
+    with pytest.raises(HoldBroken):
+        rank.reach(5, never, leaves=False)
+    made[0].thread.join(10)
+    assert not made[0].thread.is_alive() and not store.keys
+
+
+def test_a_store_that_is_gone_changes_nothing() -> None:
+    store = ToyStore()
+    store.gone = True
+    notice = StoreNotice(2, lambda: store, 0.001)
+    notice.thread.join(0.1)
+    assert notice.thread.is_alive() and not notice.over
+    store.gone = False
+    store.keys.add("released-2")
+    notice.thread.join(10)
+    assert notice.over
+    store.gone = True
+    last = StoreNotice(3, lambda: store, 60.0)
+    last.end(tell=True)
+    last.thread.join(10)
+    assert not last.thread.is_alive()
+
+
+def test_the_store_of_torch_carries_it() -> None:
+    from torch.distributed import PrefixStore, TCPStore
+
+    master = TCPStore("127.0.0.1", 0, is_master=True)
+
+    def place() -> PrefixStore:
+        return PrefixStore("tft-holds", master.clone())
+
+    cut_off, told = (StoreNotice(7, place, 0.01) for _ in range(2))
+    other = StoreNotice(8, place, 0.01)
+    told.end(tell=True)
+    cut_off.thread.join(10)
+    assert cut_off.over and not other.over
+    other.end(tell=False)
+    other.thread.join(10)
+    assert not other.thread.is_alive() and not place().check(["released-8"])

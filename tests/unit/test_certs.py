@@ -112,6 +112,14 @@ def test_without_an_authority(tmp_path: Path) -> None:
     assert f"make an authority with `tftctl certs init {tmp_path}`" in refused.stderr
 
 
+def test_check_without_the_certificate_of_the_authority(certs: Callable[..., Result], tmp_path: Path) -> None:
+    certs("node", "hosta")
+    (tmp_path / "pki" / "ca.crt").unlink()
+    found = CliRunner().invoke(app, ["certs", "check", str(tmp_path / "pki"), "--json"])
+    assert found.exit_code == 2 and isinstance(found.exception, SystemExit)
+    assert "ca.crt cannot be read (No such file or directory)" in json.loads(found.stdout)[0]["errors"][0]
+
+
 def test_revoke_and_what_rotate_makes_of_it(certs: Callable[..., Result], tmp_path: Path) -> None:
     pki = tmp_path / "pki"
     certs("node", "hosta", "hostb")

@@ -52,7 +52,7 @@ rank_events = st.one_of(
     st.builds(t.Reported, st.just(1.5), reports),
     st.builds(t.OrderDone, st.just(1.5), ranks, steps, st.booleans(), texts, texts_by_text),
 )
-wishes = st.builds(t.Wish, steps, steps, steps, st.floats(0, 1e6), steps, steps, st.booleans())
+wishes = st.builds(t.Wish, steps, steps, steps, st.floats(0, 1e6), steps, steps, st.booleans(), st.booleans())
 links = st.builds(t.LinkState, texts, texts, texts, steps, steps)
 payloads = st.dictionaries(
     texts, st.one_of(texts, st.integers(-(2**63), 2**63 - 1), st.lists(texts, max_size=5), texts_by_text), max_size=5

@@ -100,6 +100,20 @@ def test_no_host_names_what_the_leader_reads(tmp_path: Path, kind: str) -> None:
     assert "the key of the leader" not in file.read_text()
 
 
+def test_the_step_of_log_lines_is_a_number_that_is_kept(tmp_path: Path) -> None:
+    """Each line asks for it, also where there are thousands of ranks."""
+    recorder = Recorder(tmp_path, "run1")
+    assert recorder.step == 0
+    for rank, step in ((0, 7), (1, 9), (0, 8)):
+        recorder.event(t.Heartbeat(1.0, rank, step, "forward-backward"))
+    assert recorder.step == 9 and vars(recorder)["step"] == 9
+    recorder.recovered(t.Recovered("rewound", 3, 1, "from a checkpoint", 1), 2.0, {})
+    assert recorder.step == 3
+    recorder.event(t.Heartbeat(3.0, 0, 4, "forward-backward"))
+    assert recorder.step == 4
+    assert recorder.flush()
+
+
 def test_a_page_lies_beside_each_incident(tmp_path: Path) -> None:
     recorder = Recorder(tmp_path, "run1")
     feed(recorder)

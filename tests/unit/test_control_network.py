@@ -197,6 +197,7 @@ def say_hello(
     run: str = "test",
     protocol: int = PROTOCOL,
     host: str = "hosta",
+    lease: str = "",
 ) -> wire.HostOrders:
     channel = grpc.insecure_channel(address) if credentials is None else grpc.secure_channel(address, credentials)
     with channel:
@@ -205,7 +206,7 @@ def say_hello(
             request_serializer=wire.HostSays.SerializeToString,
             response_deserializer=wire.HostOrders.FromString,
         )
-        hello = wire.HostSays(hello=wire.HostHello(protocol=protocol, host=host, node_rank=0, run=run))
+        hello = wire.HostSays(hello=wire.HostHello(protocol=protocol, host=host, node_rank=0, run=run, lease=lease))
         says: queue.SimpleQueue[wire.HostSays | None] = queue.SimpleQueue()
         says.put(hello)
         try:  # as a relay does, the stream stays open until it was answered
@@ -223,6 +224,9 @@ def test_a_relay_of_another_job_is_refused(tmp_path: Path) -> None:
         assert "belongs to job 'another'" in answer.refused.reason
         answer = say_hello(f"127.0.0.1:{cfg.port}", None, protocol=PROTOCOL - 1)
         assert f"it speaks protocol {PROTOCOL - 1}, this controller speaks {PROTOCOL}" in answer.refused.reason
+        for lease in ("x", "leadership-/../../x"):  # it would be a directory
+            answer = say_hello(f"127.0.0.1:{cfg.port}", None, lease=lease)
+            assert answer.refused.reason == f"{lease!r} is no name of a lease"
         with pytest.raises(grpc.RpcError) as refused:  # a message that is too long is not read
             say_hello(f"127.0.0.1:{cfg.port}", None, run="x" * (MAX_FRAME + 1))
         assert refused.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,16 +12,19 @@ import threading
 from pathlib import Path
 from typing import Any
 
+import grpc.aio
 import pytest
 from control_support import HERE, Job, Rank, config, until
 from ports import free_port
 
 from mindspeed_tft.cli import operate
-from mindspeed_tft.control import authority, operator_client, tls
+from mindspeed_tft.control import authority, codec, operator_client, tls
+from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.config import ControlConfig
 from mindspeed_tft.control.framing import MAX_FRAME
-from mindspeed_tft.control.operator import MOST, Operators, Service
+from mindspeed_tft.control.operator import METHOD, MOST, Operators, Service
 from mindspeed_tft.control.operator_client import Client, NotAllowed, Reply, Unreachable
+from mindspeed_tft.control.uplink import open_channel
 from mindspeed_tft.engine import types as t
 
 ENV = {"COLUMNS": "200", "PYTHONPATH": str(HERE.parent.parent)}
@@ -251,6 +255,58 @@ def test_only_so_many_wait_and_each_once() -> None:
     operators.leave("a", 5.0)
     operators.leave("b0")
     assert fed[-1] == t.Withdrawn(4.0, "a"), "who has his answer withdraws nothing"
+
+
+def test_who_asked_is_who_the_certificate_says(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """And nobody writes lines into the log of operators that are not ours."""
+    issuer = authority.Authority.create(tmp_path / "certificates")
+    server, person = (tls.Transport(path) for path in (issuer.node("hosta"), issuer.operator("alice")))
+    fed: list[t.Event] = []
+
+    def feed(event: t.Event) -> None:
+        fed.append(event)
+        operators.hear(t.Answer("1\\n", False, "no\nroot at host hosta asks: resume"))
+
+    operators = Operators(feed)
+    leading: Any = type("Leading", (), {"operators": operators})
+    service = Service(config(tmp_path), server, lambda: 1.0, lambda: leading, lambda: None, dict)
+    words = {"id": "1\n", "kind": "dump\x1b[2J", "who": "bob\noperator root"}
+    request = wire.OperatorAsks(protocol=codec.PROTOCOL, args={"path": "a\r\nb" + "c" * 500}, **words)
+
+    async def main() -> wire.OperatorHears:
+        listens = grpc.aio.server()
+        listens.add_generic_rpc_handlers((service.handler(),))
+        port = listens.add_secure_port("127.0.0.1:0", server.server_credentials())
+        await listens.start()
+        try:
+            route = operator_client.Route(0, f"127.0.0.1:{port}", "hosta")
+            async with open_channel(route, person, 5.0) as (channel, _):
+                ask = channel.unary_stream(
+                    METHOD,
+                    request_serializer=wire.OperatorAsks.SerializeToString,
+                    response_deserializer=wire.OperatorHears.FromString,
+                )
+                return [word async for word in ask(request, timeout=5.0)][-1]
+        finally:
+            await listens.stop(0)
+
+    answer = asyncio.run(main())
+    assert answer.text == "no\nroot at host hosta asks: resume", "what is no log is told as it is"
+    (event,) = fed
+    assert isinstance(event, t.Asked)
+    assert (event.who, event.kind) == ("alice (bob\\noperator root)", "dump\\x1b[2J")
+    assert event.args["path"].startswith("a\\r\\nbccc")
+    lines = [record.getMessage() for record in caplog.records if record.name.endswith("control.operator")]
+    assert lines[0].startswith("operator alice (bob\\noperator root) at ipv4:127.0.0.1:") and len(lines[0]) < 400
+    assert lines[1] == r"operator alice (bob\noperator root): dump\x1b[2J: no\nroot at host hosta asks: resume"
+    assert len(lines) == 2 and all(line.isprintable() for line in lines)
+
+
+def test_what_peers_say_is_one_line_of_a_log() -> None:
+    assert codec.line("höst a\u00a0") == "höst a\u00a0"
+    assert codec.line("a\nb\x1b[0m\x00\u2028\ud800") == r"a\nb\x1b[0m\x00\u2028\ud800"
+    assert codec.line("x" * 300).startswith("x" * 200 + "... (100 ")
+    assert len(codec.line("\n" * 10**6)) < 250
 
 
 def test_without_a_job_there_is_nobody_to_ask(tmp_path: Path) -> None:

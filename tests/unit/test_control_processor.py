@@ -20,6 +20,7 @@ from control_support import until
 from mindspeed_tft.control import codec, framing
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.processor import Processor, pulse
+from mindspeed_tft.control.relay import keep, keep_told
 from mindspeed_tft.engine import types as t
 
 DEADLINES = t.Deadlines(heartbeat=0.05, heartbeat_lost=5.0, stop=1.0, order=1.0, dump=2.0, exit=1.0)
@@ -60,6 +61,16 @@ class FakeRelay:
             data = self.sock.recv(65536)
             assert data, "closed"
             self.pending += [codec.parse(wire.RankSays, frame) for frame in self.frames.feed(data)]
+
+    def kinds(self, last: str) -> list[str]:
+        """The kinds of all messages up to the next one of kind `last`."""
+        assert self.sock is not None
+        found: list[str] = []
+        while last not in found:
+            while not self.pending:
+                self.pending += [codec.parse(wire.RankSays, frame) for frame in self.frames.feed(self.sock.recv(65536))]
+            found.append(str(self.pending.pop(0).WhichOneof("body")))
+        return found
 
     def send(self, **body: object) -> None:
         assert self.sock is not None
@@ -331,6 +342,60 @@ def test_a_lost_controller_is_said_once_and_its_return_too(relay: FakeRelay, cap
         assert caplog.text.count("FAULT TOLERANCE IS OFF") == 1
         assert "has no controller" in caplog.text
         assert "on again" in caplog.text
+
+
+def test_a_hold_that_a_fault_ended_is_not_said_again(relay: FakeRelay) -> None:
+    with started(relay) as processor:
+        processor.held(5, 8)
+        assert relay.read("held").held == wire.Held(rank=3, hold=5, step=8)
+        relay.drop()
+        hello = relay.accept()
+        assert (hello.held, hello.held_at) == (5, 8)
+        assert 0.0 < hello.held_for < 5.0
+        first = relay.read("held")
+        processor.left_hold()
+        processor.fault("exception", "why", own=True)
+        relay.read("fault")
+        relay.drop()
+        hello = relay.accept()
+        assert (hello.held, hello.held_for) == (0, 0.0)
+        assert "held" not in relay.kinds("fault")
+        processor.held(5, 9)
+        assert relay.read("held").seq > first.seq
+
+
+def test_a_hello_that_a_relay_keeps_does_not_outlive_a_move_to_another_link(relay: FakeRelay) -> None:
+    """The connection was made anew in the middle of the move."""
+    with started(relay) as processor:
+        processor.tell_link(t.LinkState(unsettled=7))
+        relay.drop()
+        assert relay.accept().link.unsettled == 7
+        processor.tell_link(t.LinkState("eth1", "", "now", 7))
+        processor.order_done(4, True)
+        hello = relay.read("hello").hello
+        assert (hello.link.name, hello.link.epoch, hello.link.unsettled) == ("eth1", 7, 0)
+        assert relay.read("done").done.order == 4
+        processor.tell_link(t.LinkState("eth2", "eth1", "now", 9))
+        processor.order_done(5, True)
+        assert "hello" not in relay.kinds("done"), "nothing is told that is not wrong otherwise"
+
+
+def test_what_a_relay_keeps_of_a_rank_is_what_is_true_of_it() -> None:
+    hello = codec.hello("s", INFO, epoch=2, held=(3, 5, 70.0)).hello
+    keep(hello, codec.says(t.Held(0.0, 3, 5, 8)))
+    keep(hello, codec.says(t.Heartbeat(0.0, 3, 9, "held")))
+    assert (hello.held, hello.held_at, hello.held_for, hello.began) == (5, 8, 0.0, True)
+    keep_told(hello, wire.HostOrders(stop=codec.stop_to_wire(t.Stop(2, (3,), "again"))))
+    assert hello.held == 5, "it had heard this stop before it was held"
+    keep_told(hello, wire.HostOrders(stop=codec.stop_to_wire(t.Stop(3, (3,), "why", "wrong"))))
+    assert (hello.held, hello.held_at, hello.epoch, hello.doubt) == (0, 0, 3, "wrong")
+    keep(hello, codec.says(t.Held(0.0, 3, 5, 9)))
+    keep(hello, codec.says(t.Released(0.0, 3, 5)))
+    assert (hello.held, hello.held_at) == (0, 0)
+    wish = t.Wish(7, 6, 0, 60.0)
+    keep_told(hello, wire.HostOrders(wish=codec.wish_to_wire(wish, [3, 4])))
+    keep_told(hello, wire.HostOrders(wish=codec.wish_to_wire(t.Wish(6), [3, 4])))
+    assert codec.wish_from_wire(hello.wish) == wish and not hello.wish.ranks
 
 
 def test_a_silent_relay_is_left(relay: FakeRelay, caplog: pytest.LogCaptureFixture) -> None:

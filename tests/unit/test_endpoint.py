@@ -6,6 +6,7 @@ import json
 import logging
 import re
 import socket
+import ssl
 import subprocess
 import sys
 import time
@@ -219,6 +220,24 @@ def test_a_mistake_of_ours_is_an_answer_and_is_said_once(
     assert caplog.text.count("by a mistake of ours") == 1 and "TypeError" in caplog.text
     metrics.outcomes = before
     assert "tft_step" in read(port)
+
+
+def test_a_mistake_before_a_request_is_read_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    """Whoever asks badly is no mistake of ours."""
+    wrong: list[Exception] = [ssl.SSLError("no certificate"), KeyError("identity"), KeyError("identity")]
+
+    def secure(_: socket.socket) -> ssl.SSLSocket:
+        raise wrong.pop(0)
+
+    found = Endpoint("127.0.0.1", 0, Exposition(Metrics(1, 1.0), FACTS, "", lambda: 0.0), lambda: secure)
+    found.start()
+    until(lambda: found.port, 5, "a port")
+    for said in (0, 1, 1):
+        with socket.create_connection(("127.0.0.1", found.port), 5) as line:
+            assert line.recv(1) == b""  # it is closed when all was said
+        assert caplog.text.count("by a mistake of ours") == said
+    assert "KeyError" in caplog.text and "no certificate" not in caplog.text
+    found.close()
 
 
 # ------------------------------------------------------------------------------------------- what refers to the metrics

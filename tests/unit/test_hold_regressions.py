@@ -1,4 +1,4 @@
-"""Requests of operators where something comes in between: numbers that are none, stops, other leaders, other requests."""
+"""Requests of operators where something comes in between: numbers that are none, stops, other leaders, other work."""
 
 from __future__ import annotations
 

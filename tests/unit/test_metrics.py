@@ -18,8 +18,9 @@ from mindspeed_tft.observe.recoveries import Recovery
 def test_a_job_that_trains() -> None:
     job = Watched()
     metrics = job.metrics
-    assert metrics.protected() and metrics.alive() == [0, 1, 2, 3] and metrics.effective.ratio(job.now) is None
+    assert metrics.alive() == [0, 1, 2, 3] and metrics.effective.ratio(job.now) is None
     job.train(1, 10)
+    assert metrics.protected(job.now)
     assert (metrics.step, metrics.furthest) == (11, 10)
     assert metrics.pace.seconds == dict.fromkeys(range(4), pytest.approx(2.0))
     assert metrics.effective.ratio(job.now) == pytest.approx(1.0)
@@ -78,7 +79,7 @@ def test_a_process_that_dies_and_another_in_its_place() -> None:
     (found,) = job.told
     assert (found.outcome, found.strategy, found.faults) == ("rebooted", "recover", {"lost": 1})
     assert found.seconds()["reboot"] == pytest.approx(3.0)
-    assert job.metrics.holding().ranks == 2 and job.metrics.protected()
+    assert job.metrics.holding().ranks == 2 and job.metrics.protected(job.now)
     job.feed(t.RankLost(0, 3, "the old one, said late", 1003))
     assert job.metrics.running is None and job.metrics.alive() == [0, 1, 2, 3]
 
@@ -94,7 +95,7 @@ def test_a_dump() -> None:
     metrics = job.metrics
     assert metrics.dump_bytes == 1000 and metrics.dump_seconds == pytest.approx(4.5)  # stage, write, publish
     assert metrics.faults == {("lost", "dump"): 1}  # that the others leave is none
-    assert metrics.closed and not metrics.protected() and metrics.running is None
+    assert metrics.closed and not metrics.protected(job.now) and metrics.running is None
     ended = metrics.effective.ratio(job.now)
     assert metrics.effective.ratio(job.now + 100) == ended  # the job is over
 
@@ -178,7 +179,7 @@ def test_finished_is_no_incident() -> None:
     job = Watched()
     job.train(1, 3)
     job.feed(*(t.RankFinished(0, rank) for rank in range(4)))
-    assert not job.told and not job.metrics.outcomes and job.metrics.closed and not job.metrics.protected()
+    assert not job.told and not job.metrics.outcomes and job.metrics.closed and not job.metrics.protected(job.now)
     assert job.metrics.effective.ratio(job.now + 50) == pytest.approx(1.0)
 
 
@@ -253,6 +254,45 @@ def test_a_pause_is_the_time_of_no_step() -> None:
     assert not metrics.held and metrics.effective.paused == pytest.approx(95.0)
     metrics.action(t.Closed("dumped", 7, "saved"), 112.0)
     assert metrics.effective.recomputed == 0 and metrics.effective.incident == pytest.approx(2.0)
+
+
+def test_protected_are_those_that_this_controller_hears() -> None:
+    """It knows of all of them from the one before; a host that never comes to it gets nothing of its decisions."""
+    metrics = Metrics(4, 5.0)
+    for rank in range(4):
+        metrics.event(t.Registered(0.0, t.RankInfo(rank, f"h{rank // 2}", 10 + rank, "p", rank, ("p/0",))))
+    assert not metrics.protected(0.0)
+    for rank in (0, 1):
+        metrics.event(t.Heartbeat(1.0, rank, 5, "forward"))
+    assert not metrics.protected(1.0)
+    for rank in (2, 3):
+        metrics.event(t.Heartbeat(2.0, rank, 5, "forward"))
+    assert metrics.protected(2.0)
+    for rank in (0, 1):
+        metrics.event(t.Heartbeat(8.0, rank, 6, "forward"))
+    assert metrics.silent(8.0) == 2 and not metrics.protected(8.0)  # the other host is cut off
+    metrics.event(t.RankLost(9.0, 2, "its host is gone", 12))
+    metrics.event(t.RankFinished(9.0, 3))
+    assert metrics.protected(9.0)  # who is gone is not missed
+
+
+def test_a_pause_that_began_before_this_controller_led() -> None:
+    metrics = Metrics(2, 5.0)
+    for rank in range(2):
+        info = t.RankInfo(rank, "h", 10 + rank, "p", rank, ("p/0",))
+        metrics.event(t.Registered(0.0, info, held=3, held_at=5))
+    assert metrics.paused()
+    for at in (1.0, 50.0):
+        for rank in range(2):
+            metrics.event(t.Heartbeat(at, rank, 6, "held"))
+    for rank in range(2):
+        metrics.event(t.Released(101.0, rank, 3))
+    for step in (6, 7, 8):
+        for rank in range(2):
+            metrics.event(t.Heartbeat(101.0 + 2 * (step - 6), rank, step, "forward"))
+    assert metrics.effective.paused == pytest.approx(100.0)
+    assert metrics.effective.productive() == pytest.approx(4.0)  # two steps of two seconds
+    assert metrics.effective.ratio(105.0) == pytest.approx(4 / 104)
 
 
 def test_a_log_of_events_gives_the_numbers_of_its_incidents(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from mindspeed_tft.engine.types import (
 from mindspeed_tft.groups import CommunicationAborted
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery import session as session_module
+from mindspeed_tft.recovery.notices import Notice
 from mindspeed_tft.recovery.record import SmallState, StepRecord
 from mindspeed_tft.recovery.session import MAX_WAITS, Session, WrongNumbers
 
@@ -57,10 +58,15 @@ class ToyHost:
     def checkpoints(self) -> tuple[int, ...]:
         return self.loadable
 
-    def commit(self, step: int, hold: int = 0, save: int = 0) -> tuple[int, int]:
+    notices = Notice
+
+    def commit(self, step: int, hold: int = 0, save: int = 0, limit: int = 0) -> tuple[int, int, int]:
         if self.abort_commit:
             raise CommunicationAborted("peer gone")
-        return hold, save
+        return hold, save, limit
+
+    def all_agree(self, mine: bool) -> bool:
+        return mine
 
     def small_state(self, step: int) -> SmallState:
         return SmallState(step, {"draws": self.rng_draws}, {}, {"num_steps": step}, [], 0.0)

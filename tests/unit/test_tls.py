@@ -10,6 +10,7 @@ import os
 import queue
 import shutil
 import sys
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from pathlib import Path
 from typing import Any
@@ -377,10 +378,31 @@ def test_a_list_of_revoked_that_nobody_signed_is_refused(authority: Authority, t
     other.node("x")
     other.revoke("x")
     for text, words in ((other.directory.joinpath(CRL).read_bytes(), "was signed by nobody in ca.crt"),
-                        (b"revoked: hostb\n", "does not end as PEM does")):  # fmt: skip
+                        (b"revoked: hostb\n", "does not end as PEM does"),
+                        (b"", "there is no list of revoked certificates in it")):  # fmt: skip
         (authority.directory / "hosta" / CRL).write_bytes(text)
         with pytest.raises(ControlRefused, match=words):
             Transport(authority.directory / "hosta")
+
+
+@pytest.mark.parametrize("how", ["emptied", "removed"])
+def test_a_list_that_is_lost_lifts_nothing(authority: Authority, caplog: pytest.LogCaptureFixture, how: str) -> None:
+    """A copy empties a file before it fills it, and a directory may come without one."""
+    theirs = Transport(authority.directory / "hostb").identity.leaf
+    authority.revoke("hostb")
+    own = authority.directory / "hosta"
+    transport = Transport(own)
+    assert transport.is_revoked(theirs)
+    whole = (own / CRL).read_bytes()
+    if how == "emptied":
+        (own / CRL).write_bytes(b"")
+    else:
+        (own / CRL).unlink()
+    assert not transport.read_again() and transport.is_revoked(theirs)
+    assert "copy it" in caplog.text and "those read before stay in force" in caplog.text
+    (own / CRL).write_bytes(whole)
+    transport.read_again()
+    assert transport.is_revoked(theirs)
 
 
 # ---------------------------------------------------------------------------------------------- keys
@@ -481,6 +503,35 @@ def test_certificates_of_somebody_elses_authority(tmp_path: Path) -> None:
             assert await ask(transport, port, "hosta") == "host hosta"
 
     run(main())
+
+
+def test_a_function_that_opens_keys_is_asked_seldom(
+    authority: Authority, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be a key service: it is not asked for a list of revoked ones, nor each second after it has failed."""
+    directory = authority.directory / "hosta"
+    (tmp_path / "service_of_ours.py").write_text(
+        "calls, down = [], []\n"
+        "def unlock(data):\n"
+        "    calls.append(1)\n"
+        "    if down:\n"
+        "        raise RuntimeError('down')\n"
+        "    return data\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    transport = Transport(directory, KeyAccess(decrypt="service_of_ours:unlock"))
+    service = sys.modules["service_of_ours"]
+    authority.revoke("hostb")
+    assert transport.read_again() and len(service.calls) == 1
+    service.down.append(1)
+    authority.node("hosta", ["127.0.0.1"], force=True)
+    assert [transport.read_again() for _ in range(10)] == [False] * 10 and len(service.calls) == 2
+    service.down.clear()
+    later = time.monotonic() + 61.0
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    assert transport.read_again() and len(service.calls) == 3
+    assert transport.identity.certificate == (directory / "node.crt").read_bytes()
+    assert not transport.read_again() and len(service.calls) == 3
 
 
 # ---------------------------------------------------------------------------------------------- settings

@@ -28,7 +28,7 @@ from mindspeed_tft.control.config import ControlConfig, ControlRefused
 from mindspeed_tft.control.seats import HostLink
 from mindspeed_tft.control.watchers import Watchers, secured
 from mindspeed_tft.engine import types as t
-from mindspeed_tft.observe import logs, report
+from mindspeed_tft.observe import endpoint, logs, report
 
 NONE = frozenset[str]()  # strategies
 
@@ -138,6 +138,36 @@ def test_elsewhere_only_who_has_a_certificate_that_holds(tmp_path: Path) -> None
         assert ask(port, asker, mine) == 200
 
 
+def test_comments_in_the_file_of_the_authority_are_read_over(tmp_path: Path) -> None:
+    mine = Authority.create(tmp_path / "ca").node("here")
+    file = mine / "ca.crt"
+    file.write_bytes("# made by Jürgen\n".encode() + file.read_bytes())
+    with offered(config(tmp_path, metrics_port=0, metrics_host="0.0.0.0", tls_dir=str(mine))) as port:
+        assert ask(port, mine, tmp_path / "ca") == 200
+
+
+def test_files_that_tls_does_not_take_are_said_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As OpenSSL's own rules may have it, of keys that are too short or algorithms that are too old."""
+    authority = Authority.create(tmp_path / "ca")
+    mine = authority.node("here")
+    cfg = config(tmp_path, metrics_port=0, metrics_host="0.0.0.0", tls_dir=str(mine))
+
+    def fail(*_: object) -> ssl.SSLContext:
+        raise ssl.SSLError("key values mismatch")
+
+    with offered(cfg) as port:
+        assert ask(port, mine, mine) == 200
+        monkeypatch.setattr(endpoint, "tls_context", fail)
+        authority.node("here", force=True)
+        for _ in range(2):
+            assert ask(port, mine, mine) == 200  # with what was read before
+    assert caplog.text.count("key values mismatch") == 1
+    with pytest.raises(ControlRefused, match=r"--tft-tls-dir: .*key values mismatch"):
+        secured(cfg)
+
+
 def test_elsewhere_without_tls_only_when_it_was_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     cfg = config(tmp_path, metrics_port=0, metrics_host="0.0.0.0")
     with pytest.raises(ControlRefused, match="--tft-metrics-host: anybody who reaches"):
@@ -224,7 +254,9 @@ def test_relays_go_before_metrics_are_closed(tmp_path: Path, monkeypatch: pytest
         leader._visits.add(visit)
 
         async def lead_on(_: object) -> str:
-            assert visit.welcomed and not visit.dismissed
+            assert visit.welcomed and not visit.dismissed and leader._controller is not None
+            leader._controller.epoch = 7
+            assert logs.fields() == {"epoch": 7}
             return "another one has term 2"
 
         async def end(_: object) -> None:
@@ -234,6 +266,7 @@ def test_relays_go_before_metrics_are_closed(tmp_path: Path, monkeypatch: pytest
         monkeypatch.setattr(leader, "_lead_on", lead_on)
         monkeypatch.setattr(Watchers, "end", end)
         assert await leader._reign(1) is None
+        assert not logs.fields()  # its lines are those of a job that it does not know any more
 
     asyncio.run(reign())
     logs.unbind()
