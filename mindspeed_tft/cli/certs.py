@@ -94,6 +94,18 @@ def operator(
     _issue("operator", names, directory, as_json, lambda made, name: made.operator(name, days, force))
 
 
+@app.command("metrics")
+def metrics(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="Who reads: for example prometheus.")],
+    directory: Dir = HERE,
+    days: Days = NODE_DAYS,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Make a certificate that reads metrics off loopback and can do nothing else: for tls_config of Prometheus."""
+    _issue("metrics", names, directory, as_json, lambda made, name: made.metrics(name, days, force))
+
+
 @app.command("rotate")
 def rotate(
     directory: Dir = HERE,
@@ -242,7 +254,8 @@ def _judge(directory: Path, host: str, access: tls.KeyAccess, trusted: Sequence[
         if first != chain[0] and (soon := certificates.expires_soon(first)):
             remedy = certificates.renewal(first, chain[0])
             found.warnings.append(f"{certificates.which(first, chain[0])}{soon}; {remedy.replace('`', '')}")
-        if not certificates.is_operator(chain[0]) and not certificates.names_host(found.names, host):
+        person = certificates.is_operator(chain[0]) or certificates.is_reader(chain[0])
+        if not person and not certificates.names_host(found.names, host):
             found.errors.append(f"it is not for {host}; tftctl certs node {host}")
         authorities = [one for path in trusted for one in certificates.read_all(path.read_bytes())]
         if authorities and (why := certificates.chain_break(chain, authorities)):

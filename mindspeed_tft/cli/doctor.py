@@ -334,17 +334,17 @@ def serve(job: Job, seconds: float) -> int:
                 connection, address = listener.accept()
             except TimeoutError:
                 break
-            _answer(connection, str(address[0]), job, contexts)
+            _answer(connection, str(address[0]), job, contexts, end)
     return 0
 
 
-def _answer(connection: socket.socket, address: str, job: Job, contexts: Secure | None) -> None:
+def _answer(connection: socket.socket, address: str, job: Job, contexts: Secure | None, end: float) -> None:
     connection.settimeout(job.timeout)
     try:
         connection = probe.let_in(connection, contexts)
         with Channel(connection, address) as channel:
             greet(channel, job, None, job.timeout)
-            last = Peer(job, contexts).serve(channel)
+            last = Peer(job, contexts).serve(channel, end)
         print(f"tftctl doctor: {address} asked: {last.get('verdict')}", file=sys.stderr, flush=True)
     except (OSError, ChannelError) as error:
         connection.close()

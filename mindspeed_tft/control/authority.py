@@ -30,7 +30,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from mindspeed_tft.control import certificates
-from mindspeed_tft.control.certificates import OPERATOR
+from mindspeed_tft.control.certificates import METRICS, OPERATOR
 
 CA_DAYS, NODE_DAYS = 3650, 365
 _SKEW = datetime.timedelta(hours=1)  # that the clocks of two hosts may differ
@@ -49,8 +49,8 @@ class AuthorityError(ValueError):
 class Issued:
     """One certificate that was signed."""
 
-    name: str  # of the host or operator
-    kind: str  # "node" or "operator"
+    name: str  # of the host, operator or reader of metrics
+    kind: str  # "node", "operator" or "metrics"
     serial: str  # hexadecimal
     issuer: str  # serial number of the authority's certificate
     ends: str  # ISO 8601, UTC
@@ -114,9 +114,21 @@ class Authority:
         Raises:
             AuthorityError: as `node`.
         """
+        return self._person("operator", name, OPERATOR, days, force)
+
+    def metrics(self, name: str, days: int = NODE_DAYS, force: bool = False) -> Path:
+        """A certificate with which Prometheus may read the metrics and do nothing else; the directory for its
+        tls_config.
+
+        Raises:
+            AuthorityError: as `node`.
+        """
+        return self._person("metrics", name, METRICS, days, force)
+
+    def _person(self, kind: str, name: str, uri: str, days: int, force: bool) -> Path:
         key = ec.generate_private_key(ec.SECP256R1())
-        names = [x509.UniformResourceIdentifier(OPERATOR)]
-        return self._issue("operator", name, names, [ExtendedKeyUsageOID.CLIENT_AUTH], key, days, force)
+        names = [x509.UniformResourceIdentifier(uri)]
+        return self._issue(kind, name, names, [ExtendedKeyUsageOID.CLIENT_AUTH], key, days, force)
 
     def _issue(
         self,
@@ -136,8 +148,11 @@ class Authority:
             )
         subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name[:64])])
         above = self._signer.certificate
-        if why := certificates.out_of_date(above):
-            raise AuthorityError(f"{self.directory / _CA}.crt: {why}; make another one: `tftctl certs rotate --authority`")
+        if certificates.now() > above.not_valid_after_utc:
+            raise AuthorityError(
+                f"{self.directory / _CA}.crt: {certificates.out_of_date(above)}; make another one: `tftctl certs "
+                "rotate --authority`"
+            )
         builder = _builder(subject, above.subject, key, days, above.not_valid_after_utc).add_extension(
             x509.BasicConstraints(ca=False, path_length=None), critical=True
         )
@@ -175,6 +190,8 @@ class Authority:
                 continue
             if certificates.is_operator(old):
                 found.append(self.operator(directory.name, days, force=True))
+            elif certificates.is_reader(old):
+                found.append(self.metrics(directory.name, days, force=True))
             else:
                 found.append(self.node(directory.name, certificates.hosts(old), days, force=True))
         return found

@@ -271,7 +271,7 @@ class Candidate:
         epoch = 0 if first else max(self._inherited.epoch, EPOCHS * term)
         engine = self._make_engine(epoch, term << 32)
         recorder = Recorder(config.incident_dir, config.run_name, config.job)
-        watchers = Watchers(config, term, self._index)
+        watchers = Watchers(config, term, self._index, self._transport)
         controller = Controller(config, engine, recorder, lambda: self._leadership.may_act(time.monotonic()), watchers)
         self._controller = controller
         logs.bind(epoch=lambda: controller.epoch, step=lambda: recorder.step, incident=lambda: recorder.incident)
@@ -285,6 +285,7 @@ class Candidate:
                 self._welcome(visit)
             why = await self._lead_on(controller)
             if why and controller.broken is None:  # before all else: those ranks are protected where they go now
+                self._say_role()
                 log.warning("controller %d leads no more (term %d): %s", self._index, term, why)
                 logs.bind(epoch=0, step=0, incident=0)
                 self._dismiss()

@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 OPERATOR = "urn:mindspeed_tft:operator"  # the URI in a certificate that makes its bearer an operator
+METRICS = "urn:mindspeed_tft:metrics"  # likewise, who may read the metrics and nothing else
 SOON = datetime.timedelta(days=30)  # before its end, from when on a certificate is complained about
 _SHORTEST_RSA = 2048  # bits; OpenSSL and BoringSSL refuse shorter ones or will
 
@@ -92,6 +93,11 @@ def is_operator(certificate: x509.Certificate) -> bool:
     return OPERATOR in names(certificate)
 
 
+def is_reader(certificate: x509.Certificate) -> bool:
+    """Of metrics, and of nothing else."""
+    return METRICS in names(certificate)
+
+
 def _is_address(text: str) -> bool:
     try:
         ipaddress.ip_address(text)
@@ -142,6 +148,7 @@ def first_to_end(chain: Sequence[x509.Certificate], authorities: Sequence[x509.C
     """What ends all trust in a certificate, which is the first of its chain: itself, or one above that ends earlier or
     does not hold now."""
     way, _ = way_up(chain, authorities)
+    way = way[::-1]  # of two that end together the upper one: a new one below would end no later
     return next((each for each in way if out_of_date(each)), min(way, key=lambda each: each.not_valid_after_utc))
 
 

@@ -156,7 +156,7 @@ def load(directory: Path, access: KeyAccess = KeyAccess(), known: Identity | Non
     """What is in a directory, and good at this moment.
 
     Args:
-        known: what is in use; the end of its certificate is no reason to miss what else has changed.
+        known: what is in use; the end of its certificates is no reason to miss what else has changed.
 
     Raises:
         ControlRefused: as `read`; the certificate has expired, does not hold yet, or was revoked.
@@ -165,7 +165,8 @@ def load(directory: Path, access: KeyAccess = KeyAccess(), known: Identity | Non
     chain = certificates.read_all(certificate)
     leaf = chain[0]
     first = certificates.first_to_end(chain, certificates.read_all(ca))
-    if (known is None or leaf != known.leaf) and (why := certificates.out_of_date(first)):
+    in_use = [] if known is None else certificates.read_all(known.certificate + b"\n" + known.ca)
+    if first not in in_use and (why := certificates.out_of_date(first)):
         raise ControlRefused(
             f"--tft-tls-dir: {directory / FILES[1]} does not hold: {certificates.which(first, leaf)}{why}; make new "
             f"ones ({certificates.renewal(first, leaf)}) and copy them here, or set the clock of this host"
@@ -324,13 +325,13 @@ class Transport:
                     f"--tft-tls-dir: {self._directory / CRL} is gone, and what it revoked stays so; copy it there again"
                 )
             identity = self._read(self._identity)
+            self._take(identity)
         except ControlRefused as error:
             self._try_again = time.monotonic() + _AGAIN
             if stamp != self._refused:
                 self._refused = stamp
                 log.error("the changed files are not used, those read before stay in force: %s", error)
             return False
-        self._take(identity)
         self._seen, self._fresh, self._next_warning = stamp, True, 0.0
         log.info(
             "read %s again: certificate %s, valid until %s, %d revoked ones",
@@ -371,8 +372,8 @@ class Transport:
             return "it showed no certificate"
         if certificates.is_operator(certificate):
             return "its certificate is an operator's, who asks and is no host; make one with `tftctl certs node`"
-        found = certificates.hosts(certificate)
-        if not certificates.names_host(found, host):
+        if not certificates.names_host(certificates.hosts(certificate), host):
+            found = certificates.names(certificate)
             return (
                 f"its certificate is for {', '.join(found)}, not for host {host}; make one for that name "
                 f"(`tftctl certs node {host}`) and copy it there"
@@ -526,6 +527,16 @@ def transport(config: ControlConfig, first: bool = False) -> Transport | None:
 
 
 def _client_context(identity: Identity) -> ssl.SSLContext:
+    try:
+        return _make_context(identity)
+    except (ssl.SSLError, ValueError) as error:
+        raise ControlRefused(
+            f"--tft-tls-dir: OpenSSL does not take {', '.join(FILES)} ({error}); keys that are too short and "
+            "signatures that are too old are refused: make them again (`tftctl certs node`)"
+        ) from None
+
+
+def _make_context(identity: Identity) -> ssl.SSLContext:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_verify_locations(cadata=identity.ca.decode("ascii", "ignore"))

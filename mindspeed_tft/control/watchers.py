@@ -38,8 +38,8 @@ Live = Callable[[], tuple[int, int]]  # hosts that are connected, processes that
 class Watchers:
     """Metrics and traces of one reign. Where neither is wanted, nothing here does anything."""
 
-    def __init__(self, config: ControlConfig, term: int, index: int) -> None:
-        self._config, self._term, self._index = config, term, index
+    def __init__(self, config: ControlConfig, term: int, index: int, transport: tls.Transport | None = None) -> None:
+        self._config, self._term, self._index, self._transport = config, term, index, transport
         self._events: dict[type, Callable[[Any], None]] = {}  # of the metrics, whose calls cost at thousands of ranks
         self._actions: dict[type, Callable[[Any, float], None]] = {}
         self._tracer: tracing.Tracer | None = None
@@ -107,7 +107,7 @@ class Watchers:
 
             exposition = endpoint.Exposition(metrics, facts, config.run_name, time.monotonic)
             self.endpoint = endpoint.Endpoint(
-                config.metrics_host, config.metrics_port, exposition, lambda: secured(config)
+                config.metrics_host, config.metrics_port, exposition, lambda: secured(config, self._transport)
             )
             if self._gave_up:  # looked at after the endpoint is there to be stopped, as `_give_up` does
                 self.endpoint.stop()
@@ -165,8 +165,11 @@ async def _wait_for(work: Callable[[], None]) -> None:
         await asyncio.wait_for(done.wait(), _LAST)
 
 
-def secured(config: ControlConfig) -> Secure | None:
+def secured(config: ControlConfig, transport: tls.Transport | None = None) -> Secure | None:
     """How whoever asks for metrics has to show who he is; None: not at all.
+
+    Args:
+        transport: of this process, if it has one: the key is opened once.
 
     Raises:
         ControlRefused: there is no way that is safe, or the files for it do not serve.
@@ -175,7 +178,7 @@ def secured(config: ControlConfig) -> Secure | None:
     if is_loopback(host):
         return None
     if config.tls_dir:
-        return Secure(config)
+        return Secure(config, transport)
     if not config.insecure:
         raise ControlRefused(
             f"--tft-metrics-host: anybody who reaches {host} could read the metrics of this job; give --tft-tls-dir, "
@@ -189,14 +192,15 @@ class Secure:
     """The server's side of mutual TLS for whoever asks for metrics: any certificate of the job's authority will do that
     was not revoked. Files that changed are read again."""
 
-    def __init__(self, config: ControlConfig) -> None:
+    def __init__(self, config: ControlConfig, transport: tls.Transport | None = None) -> None:
         """
         Raises:
             ControlRefused: the files do not serve.
         """
         assert config.tls_dir is not None
-        access = tls.KeyAccess(config.tls_key_password_file, config.tls_decrypt)
-        self._transport = tls.Transport(tls.directory_of(config.tls_dir, config.host), access)
+        if transport is None:  # a single host without a port
+            transport = tls.Transport(tls.directory_of(config.tls_dir, config.host), tls.access(config))
+        self._transport = transport
         self._take(self._transport.identity)
 
     def _take(self, identity: tls.Identity) -> None:

@@ -17,18 +17,21 @@ def directory(job: Job) -> Path | None:
     return None if job.tls_dir is None else tls.directory_of(job.tls_dir, own_name())
 
 
-def identity(job: Job) -> tls.Identity | None:
+def identity(job: Job, known: tls.Identity | None = None) -> tls.Identity | None:
     """What this host shows and trusts; None without TLS.
+
+    Args:
+        known: as it was a while ago; a key that did not change since is not opened again.
 
     Raises:
         ControlRefused: the files do not serve.
     """
     where = directory(job)
-    return None if where is None else tls.load(where, tls.KeyAccess(job.key_password_file, job.decrypt))
+    return None if where is None else tls.load(where, tls.KeyAccess(job.key_password_file, job.decrypt), known)
 
 
-def check_tls(job: Job) -> Iterator[Finding]:
-    """The same judgement as that of a controller or relay which starts here."""
+def check_tls(job: Job, known: tls.Identity | None = None) -> Iterator[Finding]:
+    """The same judgement as that of a controller or relay which starts here; `known` as for `identity`."""
     where = directory(job)
     if where is None:
         if job.nodes == 1:
@@ -41,7 +44,7 @@ def check_tls(job: Job) -> Iterator[Finding]:
             )
         return
     try:
-        found = identity(job)
+        found = identity(job, known)
     except ControlRefused as error:
         text, _, remedy = str(error).partition("; ")
         yield red("tls", text, remedy)
@@ -50,9 +53,10 @@ def check_tls(job: Job) -> Iterator[Finding]:
     leaf, names = found.leaf, certificates.names(found.leaf)
     chain = certificates.read_all(found.certificate)
     first = certificates.first_to_end(chain, certificates.read_all(found.ca))
-    soon = certificates.expires_soon(first)
-    if soon:
-        remedy = certificates.renewal(first, leaf).replace("`", "")
+    soon, remedy = certificates.expires_soon(first), certificates.renewal(first, leaf).replace("`", "")
+    if why := certificates.out_of_date(first):  # since then
+        yield red("tls", f"{where}/node.crt: {certificates.which(first, leaf)}{why}", f"make new ones ({remedy})")
+    elif soon:
         yield yellow("tls", f"{where}/node.crt: {certificates.which(first, leaf)}{soon}", f"make new ones ({remedy})")
     else:
         yield green("tls", f"{where}/node.crt holds until {leaf.not_valid_after_utc:%Y-%m-%d}, for {', '.join(names)}")

@@ -18,10 +18,12 @@ from mindspeed_tft.doctor.job import Job, describe
 from mindspeed_tft.doctor.probe import Listener, Secure, Target
 
 SILENCE = 600.0  # seconds in which who asks says nothing: he is gone
+FIRST = 120.0  # seconds until the first question to who serves: who asks looks for all hosts before, dead ones too
+GRACE = 60.0  # seconds after its time in which who serves answers on
 SEND = 10.0  # seconds to say something
 
 
-def check_host(job: Job) -> Iterator[Finding]:
+def check_host(job: Job, contexts: Secure | None = None) -> Iterator[Finding]:
     """All that can be seen on one host alone, but for ports."""
     yield from software.check_versions()
     yield from software.check_flags(job)
@@ -32,7 +34,7 @@ def check_host(job: Job) -> Iterator[Finding]:
     yield from system.check_files()
     yield from system.check_shared_memory()
     yield from system.check_processes()
-    yield from check_tls(job)
+    yield from check_tls(job, None if contexts is None else contexts.ours)
     yield from storage.check_writable(job)
     yield from storage.check_space(job)
     yield from storage.check_deadline(job)
@@ -73,15 +75,21 @@ class Peer:
             "sees": self._sees,
         }
 
-    def serve(self, channel: Channel) -> Message:
+    def serve(self, channel: Channel, until: float | None = None) -> Message:
         """Answers until told to stop; what it was told last. What it opened and left is gone afterwards.
+
+        Args:
+            until: on the monotonic clock, where others may want to ask: by then somebody has to have begun, and ends
+                soon afterwards.
 
         Raises:
             ChannelError: who asks is gone.
         """
+        limit = SILENCE if until is None else min(FIRST, until - time.monotonic())
         try:
             while True:
-                message = channel.receive(SILENCE)
+                message = channel.receive(limit)
+                limit = SILENCE if until is None else min(SILENCE, until + GRACE - time.monotonic())
                 if message.get("do") == "bye":
                     return message
                 channel.send(self._answer(message), SEND)
@@ -121,7 +129,7 @@ class Peer:
                 skew=job.skew,
             ).with_keys_of(self._own)
         self._job = job = replace(job, nodes=nodes)
-        found = [*check_host(job), *names.check_hosts([str(name) for name in message["hosts"]])]
+        found = [*check_host(job, self._contexts), *names.check_hosts([str(name) for name in message["hosts"]])]
         if message["first"]:
             found += names.check_ports(job, rendezvous=bool(message["rendezvous"]), controller=bool(message["port"]))
         return {"findings": [finding.as_data() for finding in found], "versions": software.versions()}

@@ -206,6 +206,12 @@ def let_in(connection: socket.socket, contexts: Secure | None) -> socket.socket:
     if contexts is None:
         return connection
     wrapped = contexts.server.wrap_socket(connection, server_side=True)
+    shown = wrapped.getpeercert(binary_form=True)
+    assert shown is not None, "a certificate is required"
+    certificate = x509.load_der_x509_certificate(shown)
+    if contexts.ours.revoked.has(certificate) or certificates.is_reader(certificate):
+        wrapped.close()
+        raise PermissionError(f"the certificate of {certificates.common_name(certificate)} may not ask doctors")
     wrapped.sendall(_WELCOME)
     return wrapped
 

@@ -6,7 +6,7 @@ The true state lives here (`SimRank.versions`); the engine sees reports only.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from mindspeed_tft.engine.repair import DIGEST
 from mindspeed_tft.engine.types import (
@@ -25,12 +25,13 @@ from mindspeed_tft.engine.types import (
     Update,
     Wish,
 )
+from mindspeed_tft.recovery.hold import Boundary
+from mindspeed_tft.recovery.notices import EVERY
 
 from .disk import PartFile, Saved, Version
 from .shards import Shards, of
 from .world import REPAIRING, TOGETHER, Collective, Job, Link
 
-LONGEST_HOLD = 30.0  # seconds, where a rank does not know for how long
 GRACE = 2.0  # seconds in which the engine ends a hold for all ranks
 
 
@@ -73,9 +74,11 @@ class SimRank(Shards):
         self.bare = newcomer  # has not trained yet
         self.began = False  # a step, in this process
         self.wish = Wish()  # of operators, as it heard last
-        self.agreed = (0, 0)  # in the commit of this step: a hold, a save
+        self.agreed = (0, 0, 0)  # in the commit of this step: a hold, a save, and the limit of the hold
         self.in_hold = (0, 0)  # the hold that it is in, and after which step
-        self._behind = (0, 0)  # the last hold and the last save
+        self._before_hold = (0, 0)  # the hold that it is about to be in, and its limit
+        # Of the real one, what it decides; its loop, in which a rank waits, is played here.
+        self.boundary = Boundary(cast(Any, self), lambda: self.stopping, GRACE)
         self.doubt = ""  # why numbers may be wrong, as it was told
         self._said_before = 0  # its running order began
         self.known_at = float("inf")  # when the engine heard of it
@@ -121,6 +124,8 @@ class SimRank(Shards):
         self.inside = self.job.collective(self, name)
         if name == "commit":
             self.inside.offers.append(self._offer())
+        elif name == "hold":
+            self.inside.votes.append(not self.boundary._is_ended(self._before_hold[0]))
         self._reach(name)
         if self.inside is not None:  # else the fault took it out again
             self.inside.arrive(self)
@@ -141,6 +146,8 @@ class SimRank(Shards):
             self.commit = Commit.PASSED
             self._reach("passed")
             self._go_on(0.01, self._begin_update)
+        elif name == "hold":
+            self._wait_as_agreed()
         else:
             self.resting = True
             self._reach("between")
@@ -183,42 +190,55 @@ class SimRank(Shards):
 
     # ------------------------------------------------------------------------------------------------ operators
 
-    def _offer(self) -> tuple[int, int]:
-        wish, (hold, save) = self.wish, self._behind
-        return (
-            wish.hold if wish.hold > hold and self.step >= wish.hold_from else 0,
-            wish.save if wish.save > save and self.step >= wish.save_from else 0,
-        )
+    def _offer(self) -> tuple[int, int, int]:
+        return self.boundary.offer(self.step)
 
     def hear_wish(self, wish: Wish) -> None:
         if self.alive and not self.hung and wish.id > self.wish.id:
             self.wish = wish
-            if self.in_hold[0] and wish.id > self.in_hold[0] != wish.hold:
+            if self.in_hold[0] and self.boundary._is_ended(self.in_hold[0]):
                 self._leave_hold()
 
     def _next_step(self) -> None:
-        (hold, save), self.agreed = self.agreed, (0, 0)
+        (hold, save, limit), self.agreed = self.agreed, (0, 0, 0)
         if save:
-            self._behind = (self._behind[0], save)
+            self.boundary._done = save
             self.job.say(self, SavedStep(0.0, self.number, save, self.step, f"/save/{self.step}"))
         if hold and not self.stopping:
-            self.in_hold = (hold, self.step)
-            self.job.holds(self)
-            self.job.say(self, Held(0.0, self.number, hold, self.step))
-            self.job.reach(self, "held")
-            if not self.alive or self.in_hold[0] != hold:
-                return  # of the fault that was waiting here
-            if self.wish.id > hold != self.wish.hold:
-                self._leave_hold()
-            else:
-                limit = self.wish.limit if self.wish.hold == hold else LONGEST_HOLD
-                self.job.then(self, limit + GRACE, lambda: self._leave_hold() if self.in_hold[0] == hold else None)
+            self._before_hold = (hold, limit)
+            self._enter("hold")
         else:
             self._go_on_training()
 
+    def _wait_as_agreed(self) -> None:
+        hold, limit = self._before_hold
+        if not all(self.job.collective(self, "hold").votes):
+            self.boundary._over = hold
+            self._go_on_training()
+            return
+        self.in_hold = (hold, self.step)
+        self.job.holds(self)
+        self.job.say(self, Held(0.0, self.number, hold, self.step))
+        self.job.reach(self, "held")
+        if not self.alive or self.in_hold[0] != hold:
+            return  # of the fault that was waiting here
+        if self.boundary._is_ended(hold):
+            self._leave_hold()
+        else:
+            limit = self.wish.limit if self.wish.hold == hold else limit
+            self.job.then(self, limit + GRACE, lambda: self._leave_hold() if self.in_hold[0] == hold else None)
+            self._look_for_notice(hold)
+
+    def _look_for_notice(self, hold: int) -> None:
+        if self.in_hold[0] == hold and hold in self.job.notices:
+            self._leave_hold()
+        elif self.in_hold[0] == hold:
+            self.job.then(self, EVERY, lambda: self._look_for_notice(hold))
+
     def _leave_hold(self) -> None:
         hold, self.in_hold = self.in_hold[0], (0, 0)
-        self._behind = (hold, self._behind[1])
+        self.boundary._over = hold
+        self.job.notices.add(hold)
         self.job.say(self, Released(0.0, self.number, hold))
         self._go_on_training()
 
@@ -374,7 +394,7 @@ class SimRank(Shards):
         if self.held or self.hung:
             return
         self.held = self.stopping = True
-        self.agreed = self.in_hold = (0, 0)
+        self.agreed, self.in_hold = (0, 0, 0), (0, 0)
         self.life += 1
         self._then(0.05, self._report)
 

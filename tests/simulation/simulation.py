@@ -56,6 +56,7 @@ from .layout import (
 from .world import Collective, Meeting
 
 DIRTY = Update.DIRTY
+AWAY = 60.0  # seconds without the control plane, of a rank that is well
 LEAVING_ALL_HOLDERS = ("flip", "link", "flap", "cut", "fail", "slow", "terminate")  # faults after which all can speak
 
 
@@ -90,6 +91,7 @@ class Simulation:
         self.killed: list[SimRank] = []  # because they hang
         self.asked: list[str] = []  # requests of operators that an engine heard
         self.answers: dict[str, Answer] = {}
+        self.notices: set[int] = set()
         self._held_at: dict[tuple[int, int], int] = {}  # hold and epoch of the groups -> the step
         self.furthest = 0  # the last step whose gradients were final everywhere, since the last rewind
         self.spoils: dict[str, int] = {}  # what was spoiled, and since which step
@@ -458,7 +460,7 @@ class Simulation:
         self.violations.append(text)
 
     def collective(self, rank: SimRank, name: str) -> Collective:
-        group = "world" if name in ("clip", "commit", "save") else str(self.scenario.layout.column(rank.number))
+        group = "world" if name in ("clip", "commit", "save", "hold") else str(self.scenario.layout.column(rank.number))
         key = (name, rank.step, group, rank.group_epoch)
         if key not in self._collectives:
             layout = self.scenario.layout
@@ -540,6 +542,8 @@ class Simulation:
             rank.spell = fault.what
         elif fault.what == "cut":
             self._cut(rank)
+        elif fault.what == "away":
+            self._cut(rank, AWAY)
         else:
             raise ValueError(fault.what)
 
@@ -627,13 +631,13 @@ class Simulation:
         at = self.now + self.jitter(weather.delay)
         return (at, not weather.only) if weather.reorder else (max(at, not_before), not weather.only)
 
-    def _cut(self, rank: SimRank) -> None:
-        """The connection breaks and comes back."""
+    def _cut(self, rank: SimRank, seconds: float = 0.0) -> None:
+        """The connection breaks and comes back, at once or much later."""
         link = rank.link
         if not link.up:
             return
         link.up, link.number = False, link.number + 1
-        self.after(self.jitter(1.0), lambda: self._reconnect(rank))
+        self.after(seconds or self.jitter(1.0), lambda: self._reconnect(rank))
 
     def _reconnect(self, rank: SimRank) -> None:
         link = rank.link

@@ -14,7 +14,7 @@ from .job import SimRank
 from .layout import STEP_POINTS, Agent, Fault, Layout, Request, Scenario
 from .oracle import check
 from .scenarios import draw_operated
-from .simulation import Simulation
+from .simulation import AWAY, Simulation
 from .test_simulation import SMALL, WEATHERS
 
 PAUSE = Request(1.0, "pause", {"limit": "60"})
@@ -112,6 +112,47 @@ def test_2048_ranks_are_held_like_few() -> None:
 
 
 # ------------------------------------------------------------------------------------------------ controls
+
+
+def last_commit(scenario: Scenario, monkeypatch: pytest.MonkeyPatch) -> float:
+    """The time of the last step."""
+    times: list[float] = []
+    committed = Simulation.committed
+    monkeypatch.setattr(Simulation, "committed", lambda self, step: (times.append(self.now), committed(self, step))[1])
+    simulation = play(scenario)
+    assert simulation.struck and simulation.closed[0][1].outcome == "finished"
+    return times[-1]
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_rank_that_has_lost_the_controller_alone_goes_on_with_the_others(
+    told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Cut off while it is held, and for the whole resume. And the control, in which nobody tells it."""
+    if not told:
+        monkeypatch.setattr(SimRank, "_look_for_notice", lambda self, hold: None)
+    requests = (Request(0.4, "pause", {"limit": "300"}), Request(5.0, "resume"))
+    scenario = operated(3, *requests, faults=(Fault("away", "held", 2, 1.0),), last_step=12)
+    assert (last_commit(scenario, monkeypatch) < AWAY / 2) is told
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_a_wish_that_was_withdrawn_while_a_rank_was_cut_off_holds_nobody(
+    asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It brings that wish to the commit of its step. And the control, in which nobody is asked before all wait."""
+    if not asked:
+        wait = SimRank._wait_as_agreed
+
+        def alone(self: SimRank) -> None:
+            self.job.collective(self, "hold").votes.clear()
+            wait(self)
+
+        monkeypatch.setattr(SimRank, "_wait_as_agreed", alone)
+        monkeypatch.setattr(SimRank, "_look_for_notice", lambda self, hold: None)
+    requests = (Request(0.4, "pause", {"step": "12", "limit": "300"}), Request(1.5, "resume"))
+    scenario = operated(3, *requests, faults=(Fault("away", "passed@5", 2),), last_step=16)
+    assert (last_commit(scenario, monkeypatch) < AWAY / 2) is asked
 
 
 @pytest.mark.parametrize("agreed", [True, False])

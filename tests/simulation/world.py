@@ -24,6 +24,7 @@ class Job(Protocol):
 
     flips_aged: bool  # a bit flipped, and the hash that was taken next is that of the flipped shard
     watched: set[str]  # points of a step where a fault is waiting
+    notices: set[int]  # holds of which some rank has told the others that they are over
 
     def after(self, seconds: float, action: Callable[[], None]) -> None: ...
     def then(self, rank: SimRank, seconds: float, action: Callable[[], None]) -> None: ...
@@ -50,7 +51,8 @@ class Collective:
     members: int
     arrived: list[SimRank] = field(default_factory=list)
     torn: bool = False
-    offers: list[tuple[int, int]] = field(default_factory=list)  # of a commit: what operators want, as ranks know it
+    offers: list[tuple[int, int, int]] = field(default_factory=list)  # of a commit: what ranks know to be wanted
+    votes: list[bool] = field(default_factory=list)  # on whether to be held
 
     def arrive(self, rank: SimRank) -> None:
         self.arrived.append(rank)
@@ -62,7 +64,8 @@ class Collective:
         if rank.inside is self and not rank.frozen and not (self.torn and self.job.coin(0.5)):
             rank.inside = None
             if self.offers:
-                rank.agreed = max(hold for hold, _ in self.offers), max(save for _, save in self.offers)
+                hold, save, limit = (max(numbers) for numbers in zip(*self.offers, strict=True))
+                rank.agreed = hold, save, limit
             rank.released(self.name)
 
     def tear(self) -> None:

@@ -83,6 +83,20 @@ def test_an_operator(certs: Callable[..., Result], tmp_path: Path) -> None:
     assert list(purposes) == [ExtendedKeyUsageOID.CLIENT_AUTH]
 
 
+def test_who_reads_metrics_does_nothing_else(certs: Callable[..., Result], tmp_path: Path) -> None:
+    pki = tmp_path / "pki"
+    assert certs("metrics", "prometheus").exit_code == 0 and certs("node", "hosta").exit_code == 0
+    found = certificate(pki / "prometheus")
+    assert certificates.is_reader(found) and not certificates.is_operator(found)
+    assert certificates.hosts(found) == () and certificates.names(found) == (certificates.METRICS,)
+    assert not certificates.is_reader(certificate(pki / "hosta"))
+    assert "server" in certificates.unfit_for(found, server=True)
+    assert certs("check", str(pki / "prometheus")).exit_code == 0
+    assert certs("rotate").exit_code == 0
+    again = certificate(pki / "prometheus")
+    assert again != found and certificates.names(again) == (certificates.METRICS,)
+
+
 def test_nothing_is_overwritten_unasked(certs: Callable[..., Result], tmp_path: Path) -> None:
     pki = tmp_path / "pki"
     certs("node", "hosta")
@@ -228,3 +242,17 @@ def test_check_finds_this_host_in_shared_storage(certs: Callable[..., Result], t
     found = certs("check", str(shared), "--json")
     assert found.exit_code == 0, found.stdout
     assert json.loads(found.stdout)[0]["names"] == [here]
+
+
+def test_nothing_outlives_its_authority(tmp_path: Path) -> None:
+    pki = tmp_path / "short"
+    run = CliRunner().invoke
+    with days_ago(80):
+        assert run(app, ["certs", "init", str(pki), "--days", "100"]).exit_code == 0
+    assert run(app, ["certs", "node", "hosta", "-d", str(pki)]).exit_code == 0
+    found = run(app, ["certs", "check", str(pki / "hosta"), "--host", "hosta"])
+    assert found.exit_code == 1 and "the authority behind it" in found.stdout, found.stdout
+    assert "it expires in 19 days" in found.stdout and "tftctl certs rotate --authority" in found.stdout
+    with days_ago(-30):
+        late = run(app, ["certs", "node", "hostb", "-d", str(pki)])
+    assert late.exit_code == 2 and "tftctl certs rotate --authority" in late.stderr, late.stderr

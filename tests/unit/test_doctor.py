@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import importlib
 import json
 import socket
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +18,9 @@ import pytest
 from ports import free_port
 from typer.testing import CliRunner, Result
 
+from mindspeed_tft.cli.doctor import serve
 from mindspeed_tft.cli.main import app
+from mindspeed_tft.control import certificates, tls
 from mindspeed_tft.control.authority import Authority
 from mindspeed_tft.doctor import __main__ as by_torchrun
 from mindspeed_tft.doctor import clocks, meeting, names, probe, software, storage, system
@@ -319,6 +323,11 @@ def test_ways_with_certificates(authority: Authority, tmp_path: Path) -> None:
     with listening(there) as port:
         found = attempt(port, with_tls(both), "there")
         assert found.why is Why.REJECTED and "does not accept our certificate" in found.text
+    gone, reads = with_tls(authority.node("gone")), with_tls(authority.metrics("prometheus"))
+    authority.revoke("gone")
+    with listening(with_tls(authority.directory / "there")) as port:
+        for who in (gone, reads):
+            assert attempt(port, who, "there").why is Why.BROKEN, "it may not ask"
     authority.revoke("there")
     with listening(there) as port:
         assert attempt(port, with_tls(authority.directory / "here"), "there").why is Why.REVOKED
@@ -335,6 +344,12 @@ def test_certificates_of_this_host(authority: Authority) -> None:
     assert [text.partition(" ")[0] for text in levels(check_tls(job(tls_dir=str(good), nodes=2)))] == ["green"]
     other = levels(check_tls(job(tls_dir=str(authority.node("another")), nodes=2)))
     assert any(text.startswith("red ") and f"this host calls itself {own}" in text for text in other)
+    known = tls.load(good)
+    late = certificates.now() + datetime.timedelta(days=400)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(certificates, "now", lambda: late)
+        ended = levels(check_tls(job(tls_dir=str(good), nodes=2), known))
+    assert ended[0].startswith("red ") and "it expired at" in ended[0], "while the doctor waited"
     soon = levels(check_tls(job(tls_dir=str(authority.node(own, days=3, force=True)), nodes=2)))
     assert any(text.startswith("yellow ") and "tftctl certs rotate" in text for text in soon)
     (good / "node.key").chmod(0o644)
@@ -431,7 +446,8 @@ def test_who_asks_names_no_code_and_no_keys(
     monkeypatch.syspath_prepend(str(tmp_path))
     flags = ("--tft-tls-dir", str(directory), "--tft-tls-decrypt", "hooks_of_doctor:ours")
     ours, theirs = socket.socketpair()
-    host = Peer(job(*flags, nodes=2) if own else job(nodes=2), None)
+    here = job(*flags, nodes=2) if own else job(nodes=2)
+    host = Peer(here, probe.secure(here))  # which opens the key, once and for all
 
     def serve() -> None:
         with Channel(theirs, "who asks") as channel:
@@ -452,6 +468,25 @@ def test_who_asks_names_no_code_and_no_keys(
     del sys.modules["hooks_of_doctor"]
     assert calls == (["ours"] if own else [])
     assert [finding["level"] for finding in found if finding["check"] == "tls"] == (["green"] if own else [])
+
+
+def test_who_falls_silent_does_not_hold_a_host_beyond_its_time() -> None:
+    here = job(port=free_port())
+    ended: list[int] = []
+    thread = threading.Thread(target=lambda: ended.append(serve(here, 1.0)), daemon=True)
+    thread.start()
+    target = Target("there", "127.0.0.1", here.controller_port)
+    deadline = time.monotonic() + 5.0
+    while True:  # it takes a moment until it listens
+        try:
+            connection = probe.connect(target, None, TIMEOUT)
+            break
+        except Failed as failure:
+            assert failure.why is Why.REFUSED and time.monotonic() < deadline
+    with Channel(connection, "there") as channel:
+        greet(channel, here, None, TIMEOUT)
+        thread.join(10.0)
+    assert ended == [0]
 
 
 def test_the_port_of_the_meeting_is_taken_or_elsewhere() -> None:

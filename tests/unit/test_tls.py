@@ -21,7 +21,7 @@ import pytest
 from control_support import config
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import rsa
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import NameOID
 from ports import free_port
 from test_control_network import controller, say_hello
@@ -119,7 +119,7 @@ def run(main: Coroutine[Any, Any, None]) -> None:
 
 def test_a_certificate_speaks_for_its_host_only(authority: Authority) -> None:
     server, client = (Transport(authority.directory / name) for name in ("hosta", "hostb"))
-    operator = Transport(authority.directory / "ann")
+    operator, reader = Transport(authority.directory / "ann"), Transport(authority.metrics("prometheus"))
 
     async def main() -> None:
         async with serving(server) as port:
@@ -129,6 +129,9 @@ def test_a_certificate_speaks_for_its_host_only(authority: Authority) -> None:
             refused = await ask(client, port, "hosta")
             assert refused == ("its certificate is for hostb, not for host hosta; make one for that name (`tftctl "
                                "certs node hosta`) and copy it there")  # fmt: skip
+            for host in ("prometheus", certificates.METRICS):
+                refused = await ask(reader, port, host)
+                assert f"its certificate is for {certificates.METRICS}, not for host {host}; make" in refused
             for host in ("hosta", "ann", certificates.OPERATOR):  # which is the name in his certificate
                 assert "its certificate is an operator's" in await ask(operator, port, host)
 
@@ -149,12 +152,13 @@ def test_operators_are_known_by_their_certificate(authority: Authority) -> None:
         service.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
         port = service.add_secure_port("127.0.0.1:0", server.server_credentials())
         await service.start()
-        for transport in (operator, Transport(authority.directory / "hostb")):
+        reader = Transport(authority.metrics("prometheus"))
+        for transport in (operator, Transport(authority.directory / "hostb"), reader):
             await ask(transport, port, "")
         await service.stop(0)
 
     run(main())
-    assert seen == [(True, (certificates.OPERATOR,)), (False, ("hostb",))]
+    assert seen == [(True, (certificates.OPERATOR,)), (False, ("hostb",)), (False, (certificates.METRICS,))]
 
 
 def test_an_operator_is_no_controller(authority: Authority) -> None:
@@ -385,6 +389,29 @@ def test_a_list_of_revoked_that_nobody_signed_is_refused(authority: Authority, t
             Transport(authority.directory / "hosta")
 
 
+def test_what_only_openssl_refuses_changes_nothing(authority: Authority, caplog: pytest.LogCaptureFixture) -> None:
+    """A key that is too short for it, of an authority that is not ours."""
+    directory = authority.directory / "hosta"
+    transport = Transport(directory)
+    before = transport.identity
+    key = ec.generate_private_key(ec.SECP192R1())
+    signer = serialization.load_pem_private_key((authority.directory / "ca.key").read_bytes(), None)
+    old = (
+        x509.CertificateBuilder(before.leaf.issuer, before.leaf.subject, key.public_key(), 78)
+        .not_valid_before(before.leaf.not_valid_before_utc)
+        .not_valid_after(before.leaf.not_valid_after_utc)
+        .add_extension(x509.SubjectAlternativeName([x509.DNSName("hosta")]), critical=False)
+        .sign(signer, hashes.SHA256())  # type: ignore[arg-type]
+    )
+    (directory / "node.crt").write_bytes(old.public_bytes(PEM))
+    plain = serialization.NoEncryption()
+    (directory / "node.key").write_bytes(key.private_bytes(PEM, serialization.PrivateFormat.PKCS8, plain))
+    assert not transport.read_again() and transport.identity is before
+    assert "those read before stay in force: --tft-tls-dir: OpenSSL does not take" in caplog.text
+    with pytest.raises(ControlRefused, match="OpenSSL does not take"):
+        Transport(directory)
+
+
 @pytest.mark.parametrize("how", ["emptied", "removed"])
 def test_a_list_that_is_lost_lifts_nothing(authority: Authority, caplog: pytest.LogCaptureFixture, how: str) -> None:
     """A copy empties a file before it fills it, and a directory may come without one."""
@@ -601,6 +628,44 @@ def test_the_end_of_a_certificate_is_announced(
     assert [record.levelno for record in caplog.records] == ([level] if level else [])
     transport.read_again()
     assert len(caplog.records) == (1 if level else 0), "once a day"
+
+
+def test_the_end_of_an_authority_is_announced_too(
+    authority: Authority, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A certificate above it ends all trust in a host's own, also where that one names a later day."""
+    made = Authority.create(tmp_path / "short", days=20)
+    directory = made.node("hosta")
+    (leaf, above) = (certificates.read_all((directory / name).read_bytes())[0] for name in ("node.crt", "ca.crt"))
+    assert leaf.not_valid_after_utc == above.not_valid_after_utc, "no later than what it is worth"
+    theirs = Transport(authority.directory / "hostb").identity.leaf
+    Transport(directory)
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert f"the authority behind it, {certificates.common_name(above)!r}: it expires in 19 days" in caplog.text
+    assert "`tftctl certs rotate --authority`" in caplog.text
+    signer = serialization.load_pem_private_key((made.directory / "ca.key").read_bytes(), None)
+    gone = (  # the same authority's certificate, of a time that is over
+        x509.CertificateBuilder(above.subject, above.subject, above.public_key(), 5)
+        .not_valid_before(above.not_valid_before_utc - datetime.timedelta(days=60))
+        .not_valid_after(above.not_valid_before_utc - datetime.timedelta(days=30))
+        .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+        .sign(signer, hashes.SHA256())  # type: ignore[arg-type]
+    )
+    transport = Transport(directory)
+    (directory / "ca.crt").write_bytes(gone.public_bytes(PEM))
+    with pytest.raises(ControlRefused, match=r"the authority behind it, .*: it expired at .* rotate --authority`"):
+        Transport(directory)
+    assert not transport.read_again() and "those read before stay in force" in caplog.text
+    running = unjudged(monkeypatch, directory)  # since before it expired
+    made.node("hostb")
+    made.revoke("hostb")
+    (directory / "ca.crt").write_bytes(gone.public_bytes(PEM))  # which it brought up to date
+    assert running.read_again() and len(running.identity.revoked.ids) == 1, "what has ended hides no change"
+    assert not running.read_again() and "nobody can come back" in caplog.text
+    (directory / "ca.crt").write_bytes(gone.public_bytes(PEM) + above.public_bytes(PEM))
+    assert certificates.first_to_end([leaf], [gone, above]) == above, "the one that holds counts"
+    assert transport.read_again() and not transport.is_revoked(theirs)
 
 
 # ---------------------------------------------------------------------------------------------- a controller

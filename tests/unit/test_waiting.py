@@ -35,6 +35,16 @@ def test_an_operation_that_ends_right_after_a_slice_has_ended_well() -> None:
     wait_in_slices(Work(late=True), Abort())
 
 
+def test_an_earlier_abort_does_not_take_the_reason_of_a_later_stop() -> None:
+    stop = Abort()
+    stop.set("rank 3 lost", 8)
+    stop.set("moving to link eth1", 7)
+    assert (stop.reason, stop.epoch) == ("rank 3 lost", 8)
+    assert not stop.clear(7) and stop.clear(8)
+    stop.set("moving to link eth1", 7)
+    assert stop.reason == "moving to link eth1"
+
+
 def test_an_operation_that_fails_right_after_a_slice_fails_with_its_own_error() -> None:
     with pytest.raises(RuntimeError, match="connection closed"):
         wait_in_slices(Work(late=True, error="connection closed"), Abort())

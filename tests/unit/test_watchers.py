@@ -20,7 +20,7 @@ from control_support import DEADLINES, FakeEngine, Job, config, until
 from ports import free_port
 from test_endpoint import read, samples
 
-from mindspeed_tft.control import candidate
+from mindspeed_tft.control import candidate, tls
 from mindspeed_tft.control import watchers as module
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.authority import Authority
@@ -94,9 +94,9 @@ def port_of(watchers: Watchers) -> int:
 
 
 @contextmanager
-def offered(cfg: ControlConfig) -> Iterator[int]:
+def offered(cfg: ControlConfig, transport: tls.Transport | None = None) -> Iterator[int]:
     """The port at which a controller of this configuration serves."""
-    watchers = Watchers(cfg, 1, 0)
+    watchers = Watchers(cfg, 1, 0, transport)
     try:
         yield port_of(watchers)
     finally:
@@ -119,7 +119,7 @@ def ask(port: int, directory: Path | None, authority: Path) -> int:
 
 def test_elsewhere_only_who_has_a_certificate_that_holds(tmp_path: Path) -> None:
     authority, stranger = Authority.create(tmp_path / "ca"), Authority.create(tmp_path / "other")
-    mine, asker, bad = (authority.node(name) for name in ("here", "prometheus", "bad"))
+    mine, asker, bad = authority.node("here"), authority.metrics("prometheus"), authority.node("bad")
     other = stranger.node("prometheus")
     cfg = config(tmp_path, metrics_port=0, metrics_host="0.0.0.0", tls_dir=str(mine))
     refused = (OSError, http.client.HTTPException)
@@ -166,6 +166,26 @@ def test_files_that_tls_does_not_take_are_said_once(
     assert caplog.text.count("key values mismatch") == 1
     with pytest.raises(ControlRefused, match=r"--tft-tls-dir: .*key values mismatch"):
         secured(cfg)
+
+
+def test_a_key_that_a_service_opens_is_opened_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For the controller's port and the metrics together; also when a new one is there."""
+    (tmp_path / "opener_of_metrics.py").write_text(
+        "calls = []\ndef unlock(data):\n    calls.append(1)\n    return data\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    authority = Authority.create(tmp_path / "ca")
+    mine, reader = authority.node("here"), authority.metrics("prometheus")
+    hook = "opener_of_metrics:unlock"
+    cfg = config(tmp_path, metrics_port=0, metrics_host="0.0.0.0", tls_dir=str(mine), tls_decrypt=hook)
+    transport = tls.Transport(mine, tls.access(cfg))
+    with offered(cfg, transport) as port:
+        assert ask(port, reader, tmp_path / "ca") == 200
+        calls = sys.modules["opener_of_metrics"].calls
+        assert len(calls) == 1
+        authority.node("here", force=True)
+        assert transport.read_again() and ask(port, reader, tmp_path / "ca") == 200
+        assert len(calls) == 2
 
 
 def test_elsewhere_without_tls_only_when_it_was_said_aloud(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
