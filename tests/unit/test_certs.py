@@ -250,6 +250,8 @@ def test_nothing_outlives_its_authority(tmp_path: Path) -> None:
     with days_ago(80):
         assert run(app, ["certs", "init", str(pki), "--days", "100"]).exit_code == 0
     assert run(app, ["certs", "node", "hosta", "-d", str(pki)]).exit_code == 0
+    above = certificates.read_all((pki / "ca.crt").read_bytes())[0]
+    assert certificate(pki / "hosta").not_valid_after_utc == above.not_valid_after_utc
     found = run(app, ["certs", "check", str(pki / "hosta"), "--host", "hosta"])
     assert found.exit_code == 1 and "the authority behind it" in found.stdout, found.stdout
     assert "it expires in 19 days" in found.stdout and "tftctl certs rotate --authority" in found.stdout
