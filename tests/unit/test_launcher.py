@@ -55,7 +55,8 @@ def test_tftrun_runs_a_program_and_keeps_its_exit_status(tmp_path: Path) -> None
     program = tmp_path / "program.py"
     program.write_text(
         "import os, sys\n"
-        "print('rank', os.environ['RANK'], 'of', os.environ['WORLD_SIZE'], sys.argv[1:], flush=True)\n"
+        "line = f\"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']}\\n\"\n"
+        "os.write(1, line.encode())\n"  # at once: the other rank writes to the same pipe
         "sys.exit(3 if '--fail' in sys.argv else 0)\n"
     )
     for words, status in (([], 0), (["--fail"], 1), (["--tft-deadline", "1"], 2)):

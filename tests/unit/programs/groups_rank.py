@@ -20,6 +20,15 @@ from mindspeed_tft.patches import torch_distributed
 from mindspeed_tft.patches.groups import HIGH_AVAILABILITY
 from mindspeed_tft.registry import REGISTRY
 
+speaking = threading.Lock()
+
+
+def say(word: str, **data: object) -> None:
+    """A whole line, also while the other thread speaks."""
+    with speaking:
+        print(f"{word} {json.dumps(data)}", flush=True)
+
+
 REGISTRY.activate(HIGH_AVAILABILITY)
 rank, world, store_path, blocked_in, victim = (
     int(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4], int(sys.argv[5]),
@@ -64,7 +73,7 @@ def operations() -> list[object]:
 
 
 assert isinstance(c10d._get_default_group(), SwappableGroup)
-print("RESULT", json.dumps({"rank": rank, "values": operations()}), flush=True)
+say("RESULT", rank=rank, values=operations())
 dist.barrier()
 if rank == victim:
     os.kill(os.getpid(), signal.SIGKILL)
@@ -77,15 +86,15 @@ def watch() -> None:
         time.sleep(0.01)
     told = time.monotonic()
     torch_distributed.table().abort("test", 1)
-    print("ABORTED", json.dumps({"rank": rank, "seconds": time.monotonic() - told}), flush=True)
+    say("ABORTED", rank=rank, seconds=time.monotonic() - told)
     done.wait(10)
-    print("FREE", json.dumps({"rank": rank, "seconds": time.monotonic() - told}), flush=True)
+    say("FREE", rank=rank, seconds=time.monotonic() - told)
     os._exit(0 if done.is_set() else 1)
 
 
 done = threading.Event()
 threading.Thread(target=watch, daemon=True).start()
-print("BLOCKING", json.dumps({"rank": rank}), flush=True)
+say("BLOCKING", rank=rank)
 try:
     if blocked_in == "recv":
         dist.recv(torch.empty(1), (rank + 1) % world)
@@ -98,7 +107,7 @@ try:
     print("NOT ABORTED", flush=True)
     os._exit(3)
 except CommunicationAborted as exc:
-    print("CAUGHT", json.dumps({"rank": rank, "text": str(exc)}), flush=True)
+    say("CAUGHT", rank=rank, text=str(exc))
     try:
         dist.all_reduce(torch.ones(1))
         print("NOT CLOSED", flush=True)
