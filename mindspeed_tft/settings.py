@@ -325,6 +325,13 @@ def schema() -> dict[str, Any]:
     }
 
 
+def _problem(exc: yaml.YAMLError | UnicodeDecodeError) -> str:
+    """What is wrong, and in which line. Never the line itself: `tftctl doctor` tells other hosts of this."""
+    if isinstance(exc, yaml.MarkedYAMLError) and exc.problem_mark is not None:
+        return f"{exc.problem} (line {exc.problem_mark.line + 1}, column {exc.problem_mark.column + 1})"
+    return type(exc).__name__
+
+
 def load_yaml(name: str, presets: Path) -> tuple[str, dict[str, Any]]:
     """A preset by its name, or a YAML file by its path: its origin in words, and its values.
 
@@ -345,7 +352,7 @@ def load_yaml(name: str, presets: Path) -> tuple[str, dict[str, Any]]:
     except OSError as exc:
         raise Refused("--tft-config", f"{path} cannot be read ({exc.strerror})", "make it readable") from None
     except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise Refused("--tft-config", f"{path} is not readable YAML: {exc}", "correct the file") from None
+        raise Refused("--tft-config", f"{path} is not readable YAML: {_problem(exc)}", "correct the file") from None
     if data is None:
         return origin, {}
     if not isinstance(data, dict):

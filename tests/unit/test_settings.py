@@ -204,6 +204,15 @@ def test_bad_yaml_is_refused(tmp_path: Path, text: str, expected: str) -> None:
         resolve(["--tft-config", str(path)])
 
 
+def test_what_is_no_yaml_is_placed_but_not_quoted(tmp_path: Path) -> None:
+    """The refusal may be told to other hosts (`tftctl doctor`), and the file may be anything."""
+    file = tmp_path / "node.key"
+    file.write_text("secret: [1\nsecret: 2}\n")
+    with pytest.raises(Refused, match=r"line 2, column \d+") as refused:
+        settings.load_yaml(str(file), tmp_path)
+    assert "secret" not in str(refused.value)
+
+
 def test_a_dump_that_does_not_fit_into_the_deadline_is_refused() -> None:
     with pytest.raises(Refused, match=r"TTP_OT: .*TTP_OT to at most 18, or --tft-deadline to at least 48\."):
         resolve(["--enable-high-availability", "--tft-deadline", "30"], {"TTP_OT": "30"})
