@@ -222,8 +222,8 @@ def test_a_pause_ends_by_itself(operated: Callable[..., Operated]) -> None:
 
 
 _ALONE = (
-    "MegatronHost.commit = (lambda real: lambda self, step, hold=0, save=0: (real(self, step, hold, save), "
-    "(hold if step % 4 == module.torch.distributed.get_rank() else 0, 0))[1])(module.MegatronHost.commit)"
+    "MegatronHost.commit = (lambda real: lambda self, step, hold=0, save=0, limit=0: (real(self, step, hold, "
+    "save, limit), (hold if step % 4 == module.torch.distributed.get_rank() else 0, 0, limit))[1])(module.MegatronHost.commit)"
 )
 
 
