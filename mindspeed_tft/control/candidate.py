@@ -384,7 +384,7 @@ class Candidate:
         """One relay, for as long as it is connected."""
         limit = self._deadlines.heartbeat_lost
         first = await asyncio.wait_for(context.read(), limit)
-        if first is grpc.aio.EOF:
+        if not isinstance(first, wire.HostSays):
             return  # it ended before its first word: no peer of another kind, and nobody is there to be told
         refusal = codec.line(self._refusal(first, context), 1000)
         if refusal:

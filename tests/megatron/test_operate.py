@@ -222,8 +222,9 @@ def test_a_pause_ends_by_itself(operated: Callable[..., Operated]) -> None:
 
 
 _ALONE = (
-    "MegatronHost.commit = (lambda real: lambda self, step, hold=0, save=0, limit=0: (real(self, step, hold, "
-    "save, limit), (hold if step % 4 == module.torch.distributed.get_rank() else 0, 0, limit))[1])(module.MegatronHost.commit)"
+    "MegatronHost.commit = (lambda real: lambda self, step, hold=0, save=0, limit=0: "
+    "(real(self, step, hold, save, limit), "
+    "(hold if step % 4 == module.torch.distributed.get_rank() else 0, 0, limit))[1])(module.MegatronHost.commit)"
 )
 
 
@@ -231,15 +232,13 @@ _ALONE = (
 def test_without_the_agreement_no_pause_comes_true(
     operated: Callable[..., Operated], spoil: Callable[..., None]
 ) -> None:
-    """The control: ranks that decide alone wait at different places. The pause is withdrawn, and training goes on."""
+    """The control: ranks that decide alone ask the others at different places whether to wait."""
     spoil("megatron_host", _ALONE)
     job = operated()
-    reference = job.reference()
     job.start()
     reply = job.ask("pause", 10.0, step="4")
     assert (reply.ok, reply.late) == (False, True), reply
     assert "of 4 ranks held" in reply.text
-    _assert_exact(job, reference)
 
 
 @pytest.mark.full
