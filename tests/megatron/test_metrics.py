@@ -44,7 +44,7 @@ def numbers(found: Drilled) -> dict[tuple[str, frozenset[tuple[str, str]]], floa
 
 
 def test_a_repair_is_in_the_numbers_as_it_is_in_the_incident(measured: Callable[..., Drilled]) -> None:
-    found = measured("--preset", "retry", "--fault", "uce@1:7:backward", "--steps", "100")  # seconds: some heartbeats
+    found = measured("--preset", "retry", "--fault", "uce@1:60:backward", "--steps", "100")  # after some heartbeats
     assert (found.status, found.report["verdict"]) == (0, "exact"), found.output  # byte for byte, with metrics on
     incident = json.loads(Path(found.report["incident"]).read_text())
     left = numbers(found)
