@@ -149,8 +149,9 @@ def test_a_link_that_drops_long_frames_is_found_by_the_test_and_not_by_training(
     for host in job.hosts:
         host.run(["ip", "link", "set", "eth1", "mtu", "9000"])
     assert [each["event"] for each in job.move("eth1")] == ["moved", "moved"]  # the control: building proves little
-    for each in job.all("try 1"):
-        assert each["kind"] == "LinkFailed" and "did not end, all tests had 1 s" in each["text"], each
+    # Who has received all is done, whatever becomes of its own words: one rank that fails puts all back.
+    told = [each["text"] for each in job.all("try 1") if each["event"] == "failed"]
+    assert any("did not end, all tests had 1 s" in text for text in told), told
     job.moved("-")
     job.works(on=0)
     for host in job.hosts:
