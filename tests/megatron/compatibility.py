@@ -217,7 +217,7 @@ _DUMP, _RETRY = "tests/megatron/test_drill_dump.py", "tests/megatron/test_drill_
 _RECOVER, _REGRESSIONS = "tests/megatron/test_drill_recover.py", "tests/megatron/test_reboot_regressions.py"
 _REFUSALS = "tests/megatron/test_refusals.py::test_bad_input_is_refused_with_flag_reason_and_remedy"
 _EXPERTS, _TORCH_DIST = "tests/megatron/test_experts.py", "tests/megatron/test_torch_dist.py"
-_MATRICES = (f"{_DUMP}::test_matrix_of_places", f"{_RETRY}::test_matrix", f"{_RECOVER}::test_matrix")
+_MATRICES = (f"{_DUMP}::test_matrix", f"{_RETRY}::test_matrix", f"{_RECOVER}::test_matrix")
 
 ELSEWHERE: tuple[Elsewhere, ...] = (
     Elsewhere("data, tensor and pipeline parallelism", "--tensor-model-parallel-size, ...", _MATRICES),
@@ -248,7 +248,7 @@ ELSEWHERE: tuple[Elsewhere, ...] = (
     Elsewhere(
         "fp16 with dynamic loss scale, steps that it skips",
         "--fp16 --loss-scale-window --hysteresis",
-        (f"{_DUMP}::test_fp16_with_its_loss_scaler", f"{_RETRY}::test_a_step_that_the_loss_scaler_skips"),
+        (f"{_DUMP}::test_fp16_with_its_loss_scaler", f"{_RETRY}::test_steps_that_the_loss_scaler_skips"),
     ),
     Elsewhere(
         "random states of each data-parallel rank",
@@ -283,15 +283,17 @@ ELSEWHERE: tuple[Elsewhere, ...] = (
         "--num-experts --expert-model-parallel-size --moe-router-enable-expert-bias",
         (
             f"{_EXPERTS}::test_a_dump_is_what_megatron_would_have_saved",
-            f"{_EXPERTS}::test_a_fault_that_is_repaired",
-            f"{_EXPERTS}::test_a_killed_rank_comes_back",
+            f"{_EXPERTS}::test_repairs_and_reboots",
             f"{_EXPERTS}::test_experts_that_are_not_divided",
         ),
     ),
     Elsewhere(
         "optimizer that is not sharded",
         "(without --use-distributed-optimizer)",
-        ("tests/megatron/test_every_holder.py::test_matrix",),
+        (
+            "tests/megatron/test_every_holder.py::test_a_dump",
+            "tests/megatron/test_every_holder.py::test_repairs_and_reboots",
+        ),
     ),
     Elsewhere(
         "checkpoints of the default format, all layouts and sharding types",
@@ -345,7 +347,7 @@ STATES: tuple[State, ...] = (
         "main parameters, moments and update counts, torn inside a rank or between ranks",
         ("patches.megatron_optimizer.local_update", "patches.megatron_shards.receive"),
         (
-            f"{_DUMP}::test_matrix_of_places",
+            f"{_DUMP}::test_matrix",
             f"{_RETRY}::test_matrix",
             "tests/unit/test_session.py::test_a_dirty_shard_is_never_written",
         ),
@@ -358,7 +360,7 @@ STATES: tuple[State, ...] = (
     State(
         "loss scale, its trackers, an overflow that was found",
         (f"{_RULES}.optimizer_scalars",),
-        (f"{_RETRY}::test_a_step_that_the_loss_scaler_skips", "found-inf", "constant-scale"),
+        (f"{_RETRY}::test_steps_that_the_loss_scaler_skips", "found-inf", "constant-scale"),
     ),
     State(
         "moments and main parameters of fewer bits, parameter remainders",
@@ -424,7 +426,7 @@ STATES: tuple[State, ...] = (
     State(
         "metrics of experts that are added up",
         (f"{_RULES}.expert_counts",),
-        (f"{_EXPERTS}::test_a_fault_that_is_repaired",),
+        (f"{_EXPERTS}::test_repairs_and_reboots",),
     ),
     State(
         "buffers of fused dispatchers, bound to a group",

@@ -6,7 +6,7 @@ The few that run always kill one rank of four; marker `full` runs the matrix.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -15,6 +15,7 @@ import pytest
 from mindspeed_tft.faults.rehearsal import Plan, rehearse
 from mindspeed_tft.faults.spec import parse_fault, parse_layout
 
+from .chains import in_a_row, went_on_after
 from .conftest import Drilled, Quiet
 
 pytestmark = pytest.mark.megatron
@@ -24,8 +25,6 @@ LAYOUTS = ("dp4", "tp2dp2", "pp2dp2")
 DTYPES = ("fp32", "bf16")
 RANKS = (0, 1, 2, 3)
 PHASES = (*("data", "forward", "backward", "grad-reduce", "clip", "commit", "update", "param-gather"), "save", "eval")
-# Past the commit point every rank had final gradients: the step of the fault is finished, not computed again.
-WENT_ON_AFTER = {"commit": (6, 7), "update": (7,), "param-gather": (7,), "save": (7,), "eval": (7,)}
 OVERLAP = ("--overlap-grad-reduce", "--overlap-param-gather")
 
 
@@ -53,7 +52,7 @@ def _assert_exact(found: Drilled, *faults: str) -> None:
     assert compared["tensors"] > 30
     assert compared["bytes"] > 1_000_000
     if len(faults) == 1:
-        assert report["resumed_at"] in WENT_ON_AFTER.get(faults[0].rpartition(":")[2], (6,))
+        assert report["resumed_at"] in went_on_after(faults[0])
         _assert_seconds(report["seconds"])
 
 
@@ -91,27 +90,37 @@ def test_a_rank_whose_code_raises_makes_room_for_another_process(recover: Callab
     assert _restarts(found) == [2]
 
 
-def _matrix() -> list[tuple[str, str, str, int, str]]:
-    """Every phase on every rank, arranged so that each pair of two values of different columns occurs."""
-    rows = []
-    for (p, phase), (r, rank) in product(enumerate(PHASES), enumerate(RANKS)):
-        layout, dtype = LAYOUTS[(p + r) % 3], DTYPES[(p // 2 + r) % 2]
-        rows.append((KINDS[(p + r) % 4], layout, dtype, rank, phase))
-    return rows
+def _chains() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Every phase of a step in every layout and data type, one death after the other in one job. Kinds and ranks change
+    from job to job, so that each pair of two values of different columns occurs; no rank dies more than three times."""
+    for (number, layout), (place, dtype) in product(enumerate(LAYOUTS), enumerate(DTYPES)):
+        kinds = [KINDS[(phase + number + 2 * place) % 4] for phase in range(len(PHASES))]
+        ranks = [RANKS[(phase + phase // 4 + 2 * number + place) % 4] for phase in range(len(PHASES))]
+        yield layout, dtype, in_a_row(kinds, ranks, PHASES)
+
+
+def _assert_chain(found: Drilled, faults: Sequence[str]) -> None:
+    """Each rank came back alone, and training went on in the step in which it had died."""
+    _assert_exact(found, *faults)
+    assert _restarts(found) == [parse_fault(fault).rank for fault in faults]
+    recoveries = found.report["recoveries"]
+    assert [each["strategy"] for each in recoveries] == ["recover"] * len(faults)
+    for fault, each in zip(faults, recoveries, strict=True):
+        assert each["step"] in went_on_after(fault), (fault, each)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("kind", "layout", "dtype", "rank", "phase"), _matrix())
-def test_matrix(recover: Callable[..., Drilled], kind: str, layout: str, dtype: str, rank: int, phase: str) -> None:
-    fault = f"{kind}@{rank}:7:{phase}"
-    _assert_exact(recover("--layout", layout, "--dtype", dtype, "--fault", fault), fault)
+@pytest.mark.parametrize(("layout", "dtype", "faults"), list(_chains()))
+def test_matrix(recover: Callable[..., Drilled], layout: str, dtype: str, faults: tuple[str, ...]) -> None:
+    job = ("--layout", layout, "--dtype", dtype, "--steps", "36")
+    _assert_chain(recover(*job, *_arguments(*faults)), faults)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("phase", ["data", "forward", "backward", "grad-reduce", "clip", "update"])
-def test_communication_that_overlaps_computing(recover: Callable[..., Drilled], phase: str) -> None:
-    fault = f"kill@1:7:{phase}"
-    _assert_exact(recover("--fault", fault, "--", *OVERLAP), fault)
+def test_communication_that_overlaps_computing(recover: Callable[..., Drilled]) -> None:
+    phases = ("data", "forward", "backward", "grad-reduce", "clip", "update")
+    faults = in_a_row(["kill"] * 6, [1, 2, 3, 0, 1, 2], phases)
+    _assert_chain(recover("--steps", "24", *_arguments(*faults), "--", *OVERLAP), faults)
 
 
 @pytest.mark.full
@@ -123,16 +132,21 @@ def test_two_ranks_of_different_shards_at_once(recover: Callable[..., Drilled]) 
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("cause", ["kill@1:7:backward", "exc@1:7:update", "uce@1:7:forward"])
-@pytest.mark.parametrize(
-    "second", ["kill@2:7:rollback", "kill@2:7:regroup", "segv@1:7:repair", "exc@2:7:rollback", "link@2:7:rollback"]
-)
-def test_a_fault_inside_the_repair_of_another(recover: Callable[..., Drilled], cause: str, second: str) -> None:
-    """The rank that is being repaired may die of it, too: it comes back once more."""
-    found = recover(*_arguments(cause, second))
-    _assert_exact(found, cause, second)
-    dead = [fault.rank for fault in map(parse_fault, (cause, second)) if fault.ends_process]
+@pytest.mark.parametrize("cause", ["kill@{}:{}:backward", "exc@{}:{}:update", "uce@{}:{}:forward"])
+def test_a_fault_inside_the_repair_of_another(recover: Callable[..., Drilled], cause: str) -> None:
+    """The rank that is being repaired may die of it, too: it comes back once more. Another rank each time, and one
+    that holds another shard: launchers give up on a worker that dies again and again."""
+    seconds = (("kill", "rollback"), ("kill", "regroup"), ("segv", "repair"), ("exc", "rollback"), ("link", "rollback"))
+    faults = []
+    for number, (kind, phase) in enumerate(seconds):
+        step, rank = 4 + 4 * number, number % 4
+        hit = rank if phase == "repair" else (rank + 1) % 4
+        faults += [cause.format(rank, step), f"{kind}@{hit}:{step}:{phase}"]
+    found = recover("--steps", "24", *_arguments(*faults))
+    _assert_exact(found, *faults)
+    dead = [fault.rank for fault in map(parse_fault, faults) if fault.ends_process]
     assert sorted(_restarts(found)) == sorted(dead)
+    assert len(found.incidents) == len(seconds)
 
 
 @pytest.mark.full

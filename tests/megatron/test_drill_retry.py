@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 from pathlib import Path
 
 import pytest
 
+from .chains import in_a_row, went_on_after
 from .conftest import Drilled
 
 pytestmark = pytest.mark.megatron
@@ -23,9 +24,8 @@ DTYPES = ("fp32", "bf16", "fp16")
 RANKS = (0, 1, 2, 3)
 STEP_PHASES = ("data", "forward", "backward", "grad-reduce", "clip", "commit", "update", "param-gather")
 PHASES = (*STEP_PHASES, "save", "eval")
-# Past the commit point every rank had final gradients: the step of the fault is finished, not computed again.
-WENT_ON_AFTER = {"commit": (6, 7), "update": (7,), "param-gather": (7,), "save": (7,), "eval": (7,)}
 OVERLAP = ("--overlap-grad-reduce", "--overlap-param-gather")
+SKIPPED, BREAKS = (7, 9, 11, 13, 15, 17), ("backward", "commit", "save")
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def _assert_exact(found: Drilled, *faults: str) -> None:
     assert compared["bytes"] > 1_000_000
     assert report["processes_left_behind"] == []
     if len(faults) == 1:
-        assert report["resumed_at"] in WENT_ON_AFTER.get(faults[0].rpartition(":")[2], (6,))
+        assert report["resumed_at"] in went_on_after(faults[0])
 
 
 def test_damaged_memory_is_rebuilt_from_a_replica(retry: Callable[..., Drilled]) -> None:
@@ -88,30 +88,37 @@ def _said(found: Drilled, fault: str) -> str:
     return next(line for line in lines if f"drill: {fault}: " in line)
 
 
-def _matrix() -> list[tuple[str, str, str, int, str]]:
-    """Every phase on every rank, arranged so that each pair of two values of different columns occurs."""
-    rows = []
-    for (p, phase), (r, rank) in product(enumerate(PHASES), enumerate(RANKS)):
-        layout, dtype = LAYOUTS[(p + r) % 3], DTYPES[(p + 2 * r) % 3]
-        rows.append((KINDS[(p + r) % 2], layout, dtype, rank, phase))
-    return rows
+def _chains() -> Iterator[tuple[str, str, tuple[str, ...]]]:
+    """Every phase of a step in every layout and data type, one fault after the other in one job. Kinds and ranks change
+    from job to job, so that each pair of two values of different columns occurs."""
+    for (number, layout), (place, dtype) in product(enumerate(LAYOUTS), enumerate(DTYPES)):
+        kinds = [KINDS[(phase + number + place) % 2] for phase in range(len(PHASES))]
+        ranks = [RANKS[(phase + number + 3 * place) % 4] for phase in range(len(PHASES))]
+        yield layout, dtype, in_a_row(kinds, ranks, PHASES)
+
+
+def _assert_chain(found: Drilled, faults: Sequence[str]) -> None:
+    """Each was repaired, by itself, in the step in which it came."""
+    _assert_exact(found, *faults)
+    recoveries = found.report["recoveries"]
+    assert [each["strategy"] for each in recoveries] == ["retry"] * len(faults)
+    for fault, each in zip(faults, recoveries, strict=True):
+        assert each["step"] in went_on_after(fault), (fault, each)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("kind", "layout", "dtype", "rank", "phase"), _matrix())
-def test_matrix(retry: Callable[..., Drilled], kind: str, layout: str, dtype: str, rank: int, phase: str) -> None:
-    fault = f"{kind}@{rank}:7:{phase}"
-    _assert_exact(retry("--layout", layout, "--dtype", dtype, "--fault", fault), fault)
+@pytest.mark.parametrize(("layout", "dtype", "faults"), list(_chains()))
+def test_matrix(retry: Callable[..., Drilled], layout: str, dtype: str, faults: tuple[str, ...]) -> None:
+    job = ("--layout", layout, "--dtype", dtype, "--steps", "36")
+    _assert_chain(retry(*job, *_arguments(*faults)), faults)
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("kind", "phase"), list(product(KINDS, ("data", "forward", "backward", "grad-reduce", "clip")))
-)
-def test_communication_that_overlaps_computing(retry: Callable[..., Drilled], kind: str, phase: str) -> None:
-    """The gradient reduction runs inside the backward pass, the gather of step 6 inside the forward pass of step 7."""
-    fault = f"{kind}@1:7:{phase}"
-    _assert_exact(retry("--fault", fault, "--", *OVERLAP), fault)
+def test_communication_that_overlaps_computing(retry: Callable[..., Drilled]) -> None:
+    """The gradient reduction runs inside the backward pass, the gather inside the next forward pass."""
+    phases = ("data", "forward", "backward", "grad-reduce", "clip") * 2
+    faults = in_a_row([KINDS[place // 5] for place in range(10)], [1, 2, 3, 0] * 3, phases)
+    _assert_chain(retry("--steps", "36", *_arguments(*faults), "--", *OVERLAP), faults)
 
 
 @pytest.mark.full
@@ -147,14 +154,16 @@ def test_a_defect_that_hits_no_live_tensor_moves_no_bytes(retry: Callable[..., D
 
 
 @pytest.mark.full
-@pytest.mark.parametrize(("kind", "phase"), list(product(KINDS, ("backward", "commit", "save"))))
-def test_a_step_that_the_loss_scaler_skips(retry: Callable[..., Drilled], kind: str, phase: str) -> None:
-    """The scale doubles until a step finds infinities, is skipped everywhere and halves it: step 7 is one of them."""
-    fault = f"{kind}@3:7:{phase}"
-    found = retry("--dtype", "fp16", "--fault", fault, "--", "--loss-scale-window", "1", "--hysteresis", "1")
-    _assert_exact(found, fault)
+def test_steps_that_the_loss_scaler_skips(retry: Callable[..., Drilled]) -> None:
+    """The scale doubles until a step finds infinities, is skipped everywhere and halves it: from step 7 on every other
+    step is one of them."""
+    faults = [f"{kind}@3:{step}:{phase}" for step, (kind, phase) in zip(SKIPPED, product(KINDS, BREAKS), strict=True)]
+    job = ("--dtype", "fp16", "--steps", "20", *_arguments(*faults))
+    found = retry(*job, "--", "--loss-scale-window", "1", "--hysteresis", "1")
+    _assert_chain(found, faults)
     log = (found.directory / "broken.log").read_text()
-    assert re.search(r"iteration +7/ +12 .*number of skipped iterations: +1 ", log)
+    for step in SKIPPED:
+        assert re.search(rf"iteration +{step}/ +20 .*number of skipped iterations: +1 ", log), step
 
 
 @pytest.mark.full
@@ -207,27 +216,26 @@ def test_a_fault_that_comes_a_fourth_time_is_given_up_and_the_job_saved(retry: C
     assert "3 repairs after step 6 did not help (memory of rank 1)" in last["summary"]
 
 
+PAIRS = [
+    *(("uce@1:{}:backward", f"{kind}@2:{{}}:{phase}")
+      for kind, phase in product(("uce", "uce-low", "exc"), ("regroup", "rollback"))),
+    ("uce@1:{}:backward", "link@2:{}:rollback"),
+    ("uce@1:{}:backward", "uce@1:{}:repair"),
+    ("uce@1:{}:update", "link@3:{}:repair"),
+    ("link@0:{}:forward", "uce@3:{}:rollback"),
+]  # fmt: skip
+
+
 @pytest.mark.full
-@pytest.mark.parametrize(
-    ("cause", "second"),
-    [
-        *(("uce@1:7:backward", f"{kind}@2:7:{phase}")
-          for kind, phase in product(("uce", "uce-low", "exc"), ("regroup", "rollback"))),
-        ("uce@1:7:backward", "link@2:7:rollback"),
-        ("uce@1:7:backward", "uce@1:7:repair"),
-        ("uce@1:7:update", "link@3:7:repair"),
-        ("link@0:7:forward", "uce@3:7:rollback"),
-    ],
-)  # fmt: skip
-def test_a_fault_inside_a_repair_is_repaired_at_the_second_try(
-    retry: Callable[..., Drilled], cause: str, second: str
-) -> None:
-    found = retry(*_arguments(cause, second))
+def test_a_fault_inside_a_repair_is_repaired_at_the_second_try(retry: Callable[..., Drilled]) -> None:
+    steps = range(4, 4 + 3 * len(PAIRS), 3)
+    faults = [fault.format(step) for step, pair in zip(steps, PAIRS, strict=True) for fault in pair]
+    found = retry("--steps", "36", *_arguments(*faults))
     report = found.report
     assert (found.status, report["verdict"], report["reasons"]) == (0, "exact", []), found.output
-    assert sorted(report["faults_fired"]) == sorted((cause, second))
+    assert sorted(report["faults_fired"]) == sorted(faults)
     assert (report["steps_lost"], report["processes_restarted"]) == (0, [])
-    assert _numbers(found) == [2]
+    assert _numbers(found) == [2] * len(PAIRS)
 
 
 @pytest.mark.full

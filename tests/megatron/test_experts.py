@@ -68,15 +68,19 @@ def test_a_dump_is_what_megatron_would_have_saved(drill: Callable[..., Drilled],
 
 @pytest.mark.full
 @pytest.mark.parametrize("flags", [(), BIAS], ids=["plain", "bias"])
-@pytest.mark.parametrize("fault", ["uce@1:7:update", "link@2:7:backward", "uce@3:7:param-gather"])
-def test_a_fault_that_is_repaired(drill: Callable[..., Drilled], fault: str, flags: tuple[str, ...]) -> None:
-    _strike(drill, "retry", fault, *flags)
-
-
-@pytest.mark.full
-@pytest.mark.parametrize("fault", ["kill@1:7:update", "kill@0:7:forward", "kill@3:7:clip"])
-def test_a_killed_rank_comes_back(drill: Callable[..., Drilled], fault: str) -> None:
-    _strike(drill, "recover", fault, *BIAS)
+def test_repairs_and_reboots(drill: Callable[..., Drilled], flags: tuple[str, ...]) -> None:
+    """One after the other in one job."""
+    repaired = ("uce@1:4:update", "link@2:7:backward", "uce@3:10:param-gather")
+    faults = (*repaired, "kill@1:13:update", "kill@0:16:forward", "kill@3:19:clip")
+    words = [word for fault in faults for word in ("--fault", fault)]
+    found = drill("--preset", "recover", *EP, "--steps", "24", *words, "--", *flags)
+    report = found.report
+    assert (found.status, report["verdict"], report["reasons"]) == (0, "exact", []), found.output
+    assert (report["faults_fired"], report["processes_left_behind"]) == (list(faults), [])
+    told = [(each["strategy"], each["step"]) for each in report["recoveries"]]
+    assert told == [*zip(["retry"] * 3, (4, 6, 10), strict=True), *zip(["recover"] * 3, (13, 15, 18), strict=True)]
+    (compared,) = report["comparisons"]
+    assert (compared["what"], compared["different"]) == ("end", 0) and compared["bytes"] > 1_000_000
 
 
 @pytest.mark.full

@@ -86,12 +86,8 @@ def test_layouts_and_sharding_types(drill: Callable[..., Drilled], layout: str, 
 @pytest.mark.parametrize(
     "extra",
     [
-        ("--verify-integrity",),
-        ("--no-ckpt-fully-parallel-save",),
-        ("--ckpt-fully-parallel-load",),
-        ("--data-parallel-random-init",),
-        ("--untie-embeddings-and-output-weights",),
-        ("--rerun-mode", "disabled"),
+        ("--verify-integrity", "--no-ckpt-fully-parallel-save", "--data-parallel-random-init"),
+        ("--ckpt-fully-parallel-load", "--untie-embeddings-and-output-weights", "--rerun-mode", "disabled"),
     ],
 )
 def test_flags_of_the_format(drill: Callable[..., Drilled], extra: tuple[str, ...]) -> None:
