@@ -14,10 +14,7 @@ from mindspeed_tft import on_cpu
 
 on_cpu.install()  # the names of CUDA, before anybody binds them
 
-from torch_npu import (
-    distributed,  # noqa: F401  (registers the backend)
-    npu,
-)
+from torch_npu import distributed, npu  # noqa: E402, F401  (the first registers the backend)
 
 __version__ = "2.7.1+fake"
 

@@ -7,11 +7,13 @@ from typing import Any
 
 import torch
 
-from torch_npu._device import DAMAGE
 from torch_npu._device import device as _device
-from torch_npu.npu import utils
-from torch_npu.npu._recovery import restart_device, stop_device
-from torch_npu.npu.utils import check_uce_in_memory, get_cann_version, stress_detect
+from torch_npu.npu import utils as utils
+from torch_npu.npu._recovery import restart_device as restart_device
+from torch_npu.npu._recovery import stop_device as stop_device
+from torch_npu.npu.utils import check_uce_in_memory as check_uce_in_memory
+from torch_npu.npu.utils import get_cann_version as get_cann_version
+from torch_npu.npu.utils import stress_detect as stress_detect
 
 _SAME = """Stream ExternalStream stream device current_stream default_stream current_device set_device device_count
 is_initialized init empty_cache memory_allocated max_memory_allocated memory_reserved max_memory_reserved memory_stats
