@@ -67,6 +67,7 @@ class Controller:
         self._watchers.watch(lambda: (len(self._links), self._seats.parked))
         # Relays want to know that we live, and doubt it after `heartbeat_lost`; a beat to thousands of them costs.
         self._beat_period = max(self._deadlines.heartbeat, self._deadlines.heartbeat_lost / 4)
+        self._next_beat = 0.0  # monotonic
         self._links: set[HostLink] = set()  # not by node rank: a spare host has that of another one
         self._seats = Seats(
             self._deadlines.heartbeat_lost, "recover" in config.strategies, self._feed, self._warn_of_place
@@ -120,18 +121,22 @@ class Controller:
 
     async def _drive(self) -> None:
         """Ticks until the engine closed the job, or nobody is there any more."""
-        beat = 0.0
         while self._closed is None and self.broken is None:
-            self._changed.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), TICK)
-            now = time.monotonic()
-            if now >= beat:
-                beat = now + self._beat_period
-                self._beat()
-            self._tick(now)
+            now = await self._turn()
             if not self._links and self._abandoned(now):
                 return
+
+    async def _turn(self) -> float:
+        """Waits until something changed, a tick at most; the time after it."""
+        self._changed.clear()
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._changed.wait(), TICK)
+        now = time.monotonic()
+        if now >= self._next_beat:
+            self._next_beat = now + self._beat_period
+            self._beat()
+        self._tick(now)
+        return now
 
     def _abandoned(self, now: float) -> bool:
         """True when no relay is left, and none is to be expected."""
@@ -147,16 +152,8 @@ class Controller:
 
     async def _until_hosts_left(self) -> None:
         end = time.monotonic() + self._deadlines.exit + self._config.shutdown
-        beat = 0.0
         while self._links and time.monotonic() < end:
-            self._changed.clear()
-            with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), TICK)
-            now = time.monotonic()
-            if now >= beat:
-                beat = now + self._beat_period
-                self._beat()
-            self._tick(now)
+            await self._turn()
 
     async def _say_last_words(self, launcher: int) -> None:
         """torchrun prints a long report of its own when workers fail: what matters is said once more after it."""

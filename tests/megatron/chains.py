@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from mindspeed_tft.faults.spec import parse_fault
 
@@ -27,3 +28,10 @@ def went_on_after(fault: str) -> tuple[int, ...]:
     if found.phase in ("update", "param-gather", "save", "eval"):
         return (found.step,)
     return (found.step - 1, found.step) if found.phase == "commit" else (found.step - 1,)
+
+
+def assert_in_a_row(recoveries: Sequence[Mapping[str, Any]], strategy: str, faults: Sequence[str]) -> None:
+    """Each fault was mended by itself, and training went on in the step in which it came."""
+    assert [each["strategy"] for each in recoveries] == [strategy] * len(faults)
+    for fault, each in zip(faults, recoveries, strict=True):
+        assert each["step"] in went_on_after(fault), (fault, each)

@@ -35,6 +35,21 @@ def recover(drill: Callable[..., Drilled]) -> Callable[..., Drilled]:
     return run
 
 
+def _plan(network: netns.Network, fault: str = "node@0:7:backward", tls_dir: str = "", timeout: float = 240.0) -> Plan:
+    """Two nodes of two ranks, each in a network of its own."""
+    return Plan(
+        layout=parse_layout("dp4"),
+        faults=(parse_fault(fault),),
+        preset="recover",
+        launcher="tftrun",
+        nodes=2,
+        hosts=tuple(host.words() for host in network),
+        master=network[0].address,
+        tls_dir=tls_dir,
+        timeout=timeout,
+    )
+
+
 def _assert_exact(found: Drilled, *restarted: int) -> None:
     report = found.report
     assert (found.status, report["verdict"], report["reasons"]) == (0, "exact", []), found.output
@@ -145,15 +160,7 @@ def test_nodes_with_networks_of_their_own(
 ) -> None:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "eth0")
     with netns.Network(2, short) as network:
-        plan = Plan(
-            layout=parse_layout("dp4"),
-            faults=(parse_fault(f"node@{victim}:7:backward"),),
-            preset="recover",
-            launcher="tftrun",
-            nodes=2,
-            hosts=tuple(host.words() for host in network),
-            master=network[0].address,
-        )
+        plan = _plan(network, f"node@{victim}:7:backward")
         report: Report = rehearse(plan, tmp_path, references, Quiet())
     assert report.verdict.value == "exact", (report.reasons, report.tail)
     assert report.processes_restarted == (victim, victim + 1)
@@ -185,16 +192,7 @@ def test_nodes_that_know_each_other_by_certificates(
     with netns.Network(2, short) as network:
         for host in network:
             authority.node(host.name, [host.address])
-        plan = Plan(
-            layout=parse_layout("dp4"),
-            faults=(parse_fault("node@0:7:backward"),),
-            preset="recover",
-            launcher="tftrun",
-            nodes=2,
-            hosts=tuple(host.words() for host in network),
-            master=network[0].address,
-            tls_dir=str(authority.directory),
-        )
+        plan = _plan(network, tls_dir=str(authority.directory))
         report: Report = rehearse(plan, tmp_path, references, Quiet())
     assert report.verdict.value == "exact", (report.reasons, report.tail)
     assert report.processes_restarted == (0, 1)
@@ -215,17 +213,7 @@ def test_a_node_with_another_certificate_does_not_begin(
         authority.node(network[0].name, [network[0].address])
         other = network[1].name
         authority.node("elsewhere").rename(authority.directory / other)
-        plan = Plan(
-            layout=parse_layout("dp4"),
-            faults=(parse_fault("node@0:7:backward"),),
-            preset="recover",
-            launcher="tftrun",
-            nodes=2,
-            hosts=tuple(host.words() for host in network),
-            master=network[0].address,
-            tls_dir=str(authority.directory),
-            timeout=60.0,  # the other node waits in vain
-        )
+        plan = _plan(network, tls_dir=str(authority.directory), timeout=60.0)  # the other node waits in vain
         report: Report = rehearse(plan, tmp_path, references, Quiet())
     assert report.verdict.value != "exact"
     words = f"node.crt is for elsewhere, and the others want to see {other}"

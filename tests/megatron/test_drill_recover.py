@@ -15,7 +15,7 @@ import pytest
 from mindspeed_tft.faults.rehearsal import Plan, rehearse
 from mindspeed_tft.faults.spec import parse_fault, parse_layout
 
-from .chains import in_a_row, went_on_after
+from .chains import assert_in_a_row, in_a_row, went_on_after
 from .conftest import Drilled, Quiet
 
 pytestmark = pytest.mark.megatron
@@ -103,10 +103,7 @@ def _assert_chain(found: Drilled, faults: Sequence[str]) -> None:
     """Each rank came back alone, and training went on in the step in which it had died."""
     _assert_exact(found, *faults)
     assert _restarts(found) == [parse_fault(fault).rank for fault in faults]
-    recoveries = found.report["recoveries"]
-    assert [each["strategy"] for each in recoveries] == ["recover"] * len(faults)
-    for fault, each in zip(faults, recoveries, strict=True):
-        assert each["step"] in went_on_after(fault), (fault, each)
+    assert_in_a_row(found.report["recoveries"], "recover", faults)
 
 
 @pytest.mark.full

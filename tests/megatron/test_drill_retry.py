@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from .chains import in_a_row, went_on_after
+from .chains import assert_in_a_row, in_a_row, went_on_after
 from .conftest import Drilled
 
 pytestmark = pytest.mark.megatron
@@ -100,10 +100,7 @@ def _chains() -> Iterator[tuple[str, str, tuple[str, ...]]]:
 def _assert_chain(found: Drilled, faults: Sequence[str]) -> None:
     """Each was repaired, by itself, in the step in which it came."""
     _assert_exact(found, *faults)
-    recoveries = found.report["recoveries"]
-    assert [each["strategy"] for each in recoveries] == ["retry"] * len(faults)
-    for fault, each in zip(faults, recoveries, strict=True):
-        assert each["step"] in went_on_after(fault), (fault, each)
+    assert_in_a_row(found.report["recoveries"], "retry", faults)
 
 
 @pytest.mark.full
