@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from test_machine import DEADLINES, Job
+from engine_job import DEADLINES
+from test_machine import Job
 
 from mindspeed_tft.engine.desk import Desk
 from mindspeed_tft.engine.hold import LIMIT, Outcome

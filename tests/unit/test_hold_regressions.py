@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from engine_job import DEADLINES
 from test_hold import Operated, Toy, successor
-from test_machine import DEADLINES
 
 from mindspeed_tft.control import codec
 from mindspeed_tft.engine.hold import Outcome

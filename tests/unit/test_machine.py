@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from engine_job import DEADLINES, D, E, EngineJob, N, P, U, notes, orders, stops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from mindspeed_tft.engine.types import (
     Action,
     Closed,
     Commit,
-    Deadlines,
     Event,
     Examined,
     FaultSeen,
@@ -32,48 +32,21 @@ from mindspeed_tft.engine.types import (
     RankReport,
     Registered,
     Reported,
-    Stop,
     Tick,
     Update,
 )
 
-DEADLINES = Deadlines(heartbeat=1, heartbeat_lost=5, stop=10, order=8, dump=30, exit=4, register=60)
-N, E, P = Commit.NONE, Commit.ENTERED, Commit.PASSED
-U, X, D = Update.UNTOUCHED, Update.DIRTY, Update.DONE
 FINISH, STAGE, WRITE = OrderKind.FINISH_UPDATE, OrderKind.STAGE_SHARDS, OrderKind.WRITE_PART
 PUBLISH, DISCARD, EXIT = OrderKind.PUBLISH, OrderKind.DISCARD, OrderKind.EXIT
 
 
-class Job:
+class Job(EngineJob):
     """An engine with a clock, four ranks by default: one part, two shards, rank r holds shard r % 2."""
 
     def __init__(self, world: int = 4, register: bool = True, hang: float = 0.0) -> None:
-        self.engine = Engine(replace(DEADLINES, hang=hang), world)
-        self.world, self.now = world, 100.0
-        self.actions: list[Action] = []
-        self.answered: set[int] = set()
+        super().__init__(Engine(replace(DEADLINES, hang=hang), world), world, register)
         if register:
-            self.feed(*(Registered(0, self.info(rank)) for rank in range(world)))
             assert self.engine.state is State.TRAINING
-
-    def info(self, rank: int, pid: int = 0) -> RankInfo:
-        return RankInfo(rank, f"h{rank}", pid or 1000 + rank, "p0", rank, (f"p0/{rank % 2}",))
-
-    def feed(self, *events: Event) -> list[Action]:
-        """The actions of these events; `actions` keeps all of them."""
-        found: list[Action] = []
-        for event in events:
-            found += self.engine.handle(replace(event, at=self.now))
-        self.actions += found
-        return found
-
-    def wait(self, seconds: float) -> list[Action]:
-        """Ticks of half a second."""
-        found: list[Action] = []
-        for _ in range(round(seconds * 2)):
-            self.now += 0.5
-            found += self.feed(Tick(0))
-        return found
 
     def idle(self, seconds: float) -> list[Action]:
         """Time passes, and nobody judges a deadline."""
@@ -86,23 +59,11 @@ class Job:
     def report(self, *ranks: int, step: int = 7, commit: Commit = P, update: Update = D, **more: Any) -> list[Action]:
         return self.feed(*(Reported(0, RankReport(rank, step, commit, update, **more)) for rank in ranks))
 
-    def answer(self, *orders: Order, ok: bool = True, message: str = "", **result: str) -> list[Action]:
-        self.answered |= {order.id for order in orders}
-        return self.feed(*(OrderDone(0, order.rank, order.id, ok, message, result) for order in orders))
-
     def lose(self, *ranks: int) -> list[Action]:
         return self.feed(*(RankLost(0, rank, "killed by signal 9") for rank in ranks))
 
-    def until(self, kind: OrderKind) -> list[Order]:
-        """Answer all open orders until some of this kind come; returns these."""
-        for _ in range(10):
-            found = [
-                order for order in orders(self.actions) if order.id not in self.answered and order.kind is not EXIT
-            ]
-            if kind in {order.kind for order in found}:
-                return [order for order in found if order.kind is kind]
-            self.answer(*found)
-        raise AssertionError(f"no {kind} came")
+    def open(self) -> list[Order]:
+        return [order for order in orders(self.actions) if order.id not in self.answered and order.kind is not EXIT]
 
     def stop(self) -> None:
         """Rank 3 is lost in step 7, whose update everybody else has done."""
@@ -113,18 +74,6 @@ class Job:
         self.answer(*orders(self.actions, EXIT))
         (closed,) = [action for action in self.actions if isinstance(action, Closed)]
         return closed
-
-
-def orders(actions: list[Action], kind: OrderKind | None = None) -> list[Order]:
-    return [action for action in actions if isinstance(action, Order) and kind in (None, action.kind)]
-
-
-def stops(actions: list[Action]) -> list[Stop]:
-    return [action for action in actions if isinstance(action, Stop)]
-
-
-def notes(actions: list[Action], warn: bool = False) -> str:
-    return "\n".join(action.text for action in actions if isinstance(action, Note) and (action.warn or not warn))
 
 
 # ------------------------------------------------------------------------------------------------ a dump, undisturbed

@@ -7,26 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from test_repair import (
-    EXIT,
-    FINISH,
-    LOAD,
-    REGROUP,
-    REPAIR,
-    RESUME,
-    ROLLBACK,
-    D,
-    E,
-    Job,
-    N,
-    P,
-    U,
-    notes,
-    orders,
-    said,
-    stops,
-    to_all,
-)
+from engine_job import D, E, N, P, U, notes, orders, stops
+from test_repair import EXIT, FINISH, LOAD, REGROUP, REPAIR, RESUME, ROLLBACK, Job, said, to_all
 
 from mindspeed_tft.engine.agreement import agree
 from mindspeed_tft.engine.incident import EXIT_REBORN, EXIT_SAVED

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
+from engine_job import DEADLINES, D, E, EngineJob, N, P, U, X, notes, orders, stops
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,11 +19,9 @@ from mindspeed_tft.engine.types import (
     Action,
     Closed,
     Commit,
-    Deadlines,
     Event,
     FaultSeen,
     Heartbeat,
-    Note,
     Order,
     OrderDone,
     OrderKind,
@@ -39,41 +37,17 @@ from mindspeed_tft.engine.types import (
     Update,
 )
 
-DEADLINES = Deadlines(heartbeat=1, heartbeat_lost=5, stop=10, order=8, dump=30, exit=4, register=60)
-N, E, P = Commit.NONE, Commit.ENTERED, Commit.PASSED
-U, X, D = Update.UNTOUCHED, Update.DIRTY, Update.DONE
 FINISH, REGROUP, REPAIR = OrderKind.FINISH_UPDATE, OrderKind.REGROUP, OrderKind.REPAIR
 ROLLBACK, RESUME, EXIT = OrderKind.ROLLBACK, OrderKind.RESUME, OrderKind.EXIT
 DUMPING = (OrderKind.STAGE_SHARDS, OrderKind.WRITE_PART, OrderKind.PUBLISH)
 ECC = "ECC at 0x7f"
 
 
-class Job:
+class Job(EngineJob):
     """An engine that may repair, four ranks: one part, two shards, rank r holds shard r % 2."""
 
     def __init__(self, world: int = 4, strategies: frozenset[str] = frozenset({"dump", "retry"})) -> None:
-        self.engine = Engine(DEADLINES, world, strategies=strategies)
-        self.world, self.now = world, 100.0
-        self.actions: list[Action] = []
-        self.answered: set[int] = set()
-        self.feed(*(Registered(0, self.info(rank)) for rank in range(world)))
-
-    def info(self, rank: int, pid: int = 0) -> RankInfo:
-        return RankInfo(rank, f"h{rank}", pid or 1000 + rank, "p0", rank, (f"p0/{rank % 2}",))
-
-    def feed(self, *events: Event) -> list[Action]:
-        found: list[Action] = []
-        for event in events:
-            found += self.engine.handle(replace(event, at=self.now))
-        self.actions += found
-        return found
-
-    def wait(self, seconds: float) -> list[Action]:
-        found: list[Action] = []
-        for _ in range(round(seconds * 2)):
-            self.now += 0.5
-            found += self.feed(Tick(0))
-        return found
+        super().__init__(Engine(DEADLINES, world, strategies=strategies), world)
 
     @property
     def epoch(self) -> int:
@@ -92,22 +66,10 @@ class Job:
             found += self.report(rank, trusted=rank not in untrusted, **more)
         return found
 
-    def answer(self, *which: Order, ok: bool = True, message: str = "", **result: str) -> list[Action]:
-        self.answered |= {order.id for order in which}
-        return self.feed(*(OrderDone(0, order.rank, order.id, ok, message, result) for order in which))
-
     def open(self) -> list[Order]:
         """Orders of the last stop that are not answered."""
         since = next(index for index, a in enumerate(self.actions) if isinstance(a, Stop) and a.epoch == self.epoch)
         return [order for order in orders(self.actions[since:]) if order.id not in self.answered]
-
-    def until(self, kind: OrderKind) -> list[Order]:
-        for _ in range(10):
-            found = self.open()
-            if kind in {order.kind for order in found}:
-                return [order for order in found if order.kind is kind]
-            self.answer(*found)
-        raise AssertionError(f"no {kind} came")
 
     def resume(self) -> Recovered:
         """Everything succeeds from here."""
@@ -121,18 +83,6 @@ class Job:
         (closed,) = [action for action in self.actions if isinstance(action, Closed)]
         assert closed.outcome == "dumped"
         return closed
-
-
-def orders(actions: list[Action], kind: OrderKind | None = None) -> list[Order]:
-    return [action for action in actions if isinstance(action, Order) and kind in (None, action.kind)]
-
-
-def stops(actions: list[Action]) -> list[Stop]:
-    return [action for action in actions if isinstance(action, Stop)]
-
-
-def notes(actions: list[Action], warn: bool = False) -> str:
-    return "\n".join(action.text for action in actions if isinstance(action, Note) and (action.warn or not warn))
 
 
 def said(found: list[Order]) -> list[tuple[int, OrderKind, dict[str, Any]]]:
