@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from mindspeed_tft.patches import (  # noqa: F401  (importing declares)
     megatron_async_save,
+    megatron_grad_norm,
     megatron_initialize,
     megatron_optimizer,
     megatron_rerun,

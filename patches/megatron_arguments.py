@@ -16,7 +16,7 @@ from typing import Any
 from mindspeed_tft import arguments
 from mindspeed_tft.addresses import is_loopback
 from mindspeed_tft.agent import reboot
-from mindspeed_tft.patches import megatron_layout, megatron_unproved, mindspeed
+from mindspeed_tft.patches import megatron_layout, megatron_unproved, megatron_unproved_releases, mindspeed
 from mindspeed_tft.patches.groups import PARSER
 from mindspeed_tft.registry import REGISTRY
 from mindspeed_tft.replica import hosts
@@ -93,6 +93,10 @@ def check(settings: Settings, space: Any, environ: Any, origin: Mapping[str, str
     unproved = megatron_unproved.first(space, online=settings.strategies() != ("dump",))
     if unproved is not None:
         raise Refused(unproved.flag, unproved.reason, unproved.remedy)
+    version = REGISTRY.version("megatron")
+    older = megatron_unproved_releases.first(space, version or "")
+    if older is not None:
+        raise Refused(older.flag, f"with Megatron {version}: {older.reason}", older.remedy)
     for conflict in mindspeed.refuse_conflicts(space):
         raise Refused("--enable-high-availability", conflict, "turn one of the two off")
     _check_network(settings, space, environ)
@@ -175,7 +179,8 @@ def _check_checkpoint(space: Any) -> None:
     if space.ckpt_format not in ("torch", "torch_dist"):
         raise Refused("--ckpt-format", f"dumps in format {space.ckpt_format!r} are not in this version",
                       "use --ckpt-format torch_dist (Megatron's default) or torch")  # fmt: skip
-    if not getattr(space, "use_gloo_process_groups", True):
+    names = ("use_gloo_process_groups", "enable_gloo_process_groups")  # the second before 0.17
+    if not all(getattr(space, name, True) for name in names):
         reason = "Megatron saves format torch through gloo groups, and format torch_dist is not proved without them"
         raise Refused("--disable-gloo-process-groups", reason, "leave it out")
     strategy = getattr(space, "async_strategy", "mcore")

@@ -22,7 +22,7 @@ from typing import Any
 
 from mindspeed_tft import runtime
 from mindspeed_tft.control import pids
-from mindspeed_tft.patches.groups import HA
+from mindspeed_tft.patches.groups import HA, HIGH_AVAILABILITY, MASTER, SomeReleases
 from mindspeed_tft.registry import REGISTRY
 
 log = logging.getLogger(__name__)
@@ -33,6 +33,9 @@ TRAINING = "megatron.training.async_utils"
 LOOK = 0.1  # seconds between two looks for the end of a save
 _KILL_SECONDS = 5.0  # for a killed process to be gone
 Arguments = tuple[Any, ...]
+
+# Before that, saves in the background are refused (`megatron_unproved_releases`).
+_HERE = SomeReleases(group=HIGH_AVAILABILITY, needs=MASTER, versions=">=0.17", elsewhere="skip")
 
 
 def _module(name: str) -> Any:
@@ -112,7 +115,7 @@ def _forget_results() -> None:
 # ------------------------------------------------------------------------------------ processes of this rank
 
 
-@REGISTRY.wrap(f"{CALLER}:PersistentAsyncCaller._get_process", **HA)
+@REGISTRY.wrap(f"{CALLER}:PersistentAsyncCaller._get_process", **_HERE)
 def get_process(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """The process that writes runs `loop` instead of Megatron's own."""
     caller = _module(CALLER).PersistentAsyncCaller
@@ -131,7 +134,7 @@ def loop(*arguments: Any) -> None:
     _module(CALLER).PersistentAsyncCaller.async_loop(*arguments)
 
 
-@REGISTRY.wrap(f"{WRITER}:get_write_results_queue", **HA)
+@REGISTRY.wrap(f"{WRITER}:get_write_results_queue", **_HERE)
 def get_write_results_queue(
     wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]
 ) -> Any:

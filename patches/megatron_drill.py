@@ -129,10 +129,26 @@ def _local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, k
 @REGISTRY.wrap(
     "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.start_param_sync_for_bucket_group_subset",
     group=DRILL,
-    missing="skip",
+    versions=">=0.18",
+    elsewhere="skip",
 )
 def start_param_sync(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     _reach("param-gather")
+    return wrapped(*args, **kwargs)
+
+
+@REGISTRY.wrap(
+    "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.start_param_sync",
+    group=DRILL,
+    versions="<0.18",
+    elsewhere="skip",
+)
+def start_param_sync_of_model(
+    wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]
+) -> Any:
+    """Until 0.18 the optimizer gathers the parameters of its whole model. A forced gather is not that of a step."""
+    if not kwargs.get("force_sync"):
+        _reach("param-gather")
     return wrapped(*args, **kwargs)
 
 

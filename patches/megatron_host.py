@@ -33,6 +33,7 @@ from mindspeed_tft.patches import (
     megatron_kinds,
     megatron_link,
     megatron_random,
+    megatron_releases,
     megatron_rewind,
     megatron_rollback,
     megatron_shards,
@@ -121,7 +122,7 @@ class MegatronHost:
         sharded = {f"{self._dense_part()}/dense": instance}
         if args().num_experts:
             like_me = mpu.get_expert_data_parallel_group()
-            instance = mpu.get_expert_data_parallel_group(partial_expert_data_parallel=True)
+            instance = megatron_releases.instance_group_of_experts()
             sharded[f"{self.part()}/expert"] = instance
         whole = not args().use_distributed_optimizer  # then each of these ranks holds all there is
         return RankInfo(

@@ -15,7 +15,12 @@ import importlib.machinery
 import importlib.util
 import inspect
 import logging
+import os
+import shlex
+import subprocess
 import sys
+import sysconfig
+import tempfile
 import types
 import typing
 from collections.abc import Callable, Sequence
@@ -54,25 +59,39 @@ def install() -> None:
 
 
 def _dataset_helpers(module: Any) -> None:
-    """All releases: the first rank runs make for helpers.cpp at every start, and the wheels ship no Makefile for it.
-
-    The compiled module is made once, at set-up.
+    """All releases: the first rank runs make for helpers.cpp at every start. The wheels ship no Makefile for it, and
+    that of a checkout builds for the python3 that is first on the PATH, which need not be the one that runs.
     """
-    compile_helpers = module.compile_helpers
 
     def compile_unless_built() -> None:
-        if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
-            return
-        folder = Path(module.__file__).parent
-        if not (folder / "Makefile").is_file():
-            raise RuntimeError(
-                f"Megatron's dataset helpers are not built for this Python: {folder} has no helpers_cpp, and no"
-                " Makefile to build it. Compile its helpers.cpp with pybind11, as scripts/setup_venv.py does"
-                " (`make venv` in a checkout of mindspeed_tft)."
-            )
-        compile_helpers()
+        if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is None:
+            _build_helpers(Path(module.__file__).parent)
+            importlib.invalidate_caches()
 
     module.compile_helpers = compile_unless_built
+
+
+def _build_helpers(folder: Path) -> None:
+    """Compile helpers.cpp for this Python, beside itself, where Megatron's own make puts it too."""
+    suffix = sysconfig.get_config_var("EXT_SUFFIX")
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="helpers_cpp-", suffix=".tmp", delete=False) as file:
+        made = Path(file.name)
+    try:
+        includes = subprocess.run(
+            [sys.executable, "-m", "pybind11", "--includes"], capture_output=True, text=True, check=True
+        ).stdout.split()
+        compiler = shlex.split(os.environ.get("CXX", "g++"))
+        command = [*compiler, "-O3", "-Wall", "-shared", "-std=c++11", "-fPIC", *includes]
+        subprocess.run([*command, str(folder / "helpers.cpp"), "-o", str(made)], capture_output=True, check=True)
+        os.chmod(made, 0o755)
+        os.rename(made, folder / f"helpers_cpp{suffix}")  # whole, or not there: another job may be looking for it
+    except (OSError, subprocess.CalledProcessError) as exc:
+        made.unlink(missing_ok=True)
+        raise RuntimeError(
+            f"Megatron's dataset helpers cannot be compiled in {folder}: {exc}. A C++ compiler (g++, or CXX) and"
+            " pybind11 are needed, and the folder must be writable; or compile its helpers.cpp beforehand, as"
+            " scripts/setup_venv.py does (`make venv` in a checkout of mindspeed_tft)."
+        ) from exc
 
 
 def _random(module: Any) -> None:

@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from mindspeed_tft.patches import megatron_shards
+from mindspeed_tft.patches import megatron_releases, megatron_shards
 from mindspeed_tft.recovery import files, random_states
 from mindspeed_tft.recovery.random_states import Book, RandomStates
 
@@ -53,7 +53,7 @@ class Partners:
             CommunicationAborted: a rank is gone or this one was told to stop.
         """
         mine = random_states.to_bytes(self._states())
-        group = _mpu().get_inter_distributed_optimizer_instance_group(check_initialized=False)
+        group = megatron_releases.holders_group()
         if group is None or group.size() == 1:  # no replica: where this rank's shard is lost, so is the step
             self._book.keep(step, {self._me: mine})
         else:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mindspeed_tft.patches import megatron_rollback
+from mindspeed_tft.patches import megatron_releases, megatron_rollback
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery.record import SmallState
 from mindspeed_tft.recovery.replay import ReplayIterator
@@ -40,9 +40,11 @@ class Loaders:
         self.validation: list[Any] = []
 
     def add(self, train: Any, validation: Any) -> None:
-        """Megatron builds them once for each stage of this rank, and none (None) where that stage reads no data."""
+        """Megatron builds them once for each stage of this rank, and none (None) where that stage reads no data. Of
+        validation it has a list of loaders, or before 0.14 a single one."""
+        several = validation if isinstance(validation, (list, tuple)) else [validation]
         self.train += [train] if train is not None else []
-        self.validation += [loader for loader in validation or () if loader is not None]
+        self.validation += [loader for loader in several if loader is not None]
 
 
 def why_not(host: MegatronHost) -> str:
@@ -169,8 +171,7 @@ def _data(host: MegatronHost) -> None:
 
 def _begin(iterator: Any, loader: Any, consumed: int, kind: str) -> None:
     """Put a new source below Megatron's own iterator, which training holds on to."""
-    build = _module("megatron.training.datasets.data_samplers").build_pretraining_data_loader
-    fresh = build(loader.dataset, consumed)
+    fresh = megatron_releases.build_data_loader(loader.dataset, consumed)
     source = _module("megatron.training.training").cyclic_iter(fresh) if kind == "cyclic" else fresh
     iterator.iterable = ReplayIterator(iter(source))
     iterator.saved_microbatches = []

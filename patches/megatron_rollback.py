@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mindspeed_tft.patches import megatron_kinds
+from mindspeed_tft.patches import megatron_kinds, megatron_releases
 from mindspeed_tft.recovery.record import SmallState
 from mindspeed_tft.recovery.replay import ReplayIterator
 
@@ -40,7 +40,7 @@ def bucket_groups(host: MegatronHost) -> None:
         group.grad_reduce_handle = None
         group.param_gather_handle = None
         group.param_gather_dispatched = False
-        group.per_param_grad_ready_counts = {}
+        megatron_releases.forget_ready_gradients(group)
         group.is_last_microbatch = True
         if hasattr(group, "grad_reduce_finished"):
             group.grad_reduce_finished = False
@@ -78,8 +78,7 @@ def expert_counts(host: MegatronHost) -> None:
     """What routers count up in a step: tokens of each expert, and what is logged of their losses."""
     config = _module("megatron.core.utils").get_model_config(host.model[0])
     if config.num_moe_experts:
-        _module("megatron.core.distributed.finalize_model_grads").reset_model_temporary_tensors(config, host.model)
-        _module("megatron.core.transformer.moe.moe_logging").get_moe_metrics_tracker().clear()
+        megatron_releases.forget_expert_counts(config, host.model)
 
 
 # ------------------------------------------------------------------------------------------- the state of step S

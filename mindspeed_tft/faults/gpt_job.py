@@ -4,7 +4,8 @@
     torchrun ... -m mindspeed_tft.faults.gpt_job --without-plugin MEGATRON FLAGS
 
 Without the plugin the adaptor is never imported: what runs is Megatron alone. On a machine without accelerator that
-needs the names of the device mapped to the CPU, which `mindspeed_tft.on_cpu` does and nothing more.
+needs the names of the device mapped to the CPU, which `mindspeed_tft.on_cpu` does and nothing more; and before 0.13 the
+gradient norm of several optimizer instances mended (`patches.megatron_grad_norm`).
 
 Among Megatron's flags may be one of the program's own, --drill-freeze: embeddings and every second layer are not
 trained, as when only adapters are, and the model has a buffer. No optimizer owns these tensors.
@@ -39,6 +40,7 @@ WITHOUT_PLUGIN = "--without-plugin"
 _INTEGER_KEYS = ["tokens", "labels", "position_ids"]
 _DEFAULTS = {"tokenizer_type": "NullTokenizer"}
 _FREEZE = "--drill-freeze"
+_MOCK_TOKENS = 100  # of the drill's vocabulary of 127
 
 
 def prepare(with_plugin: bool) -> None:
@@ -51,6 +53,19 @@ def prepare(with_plugin: bool) -> None:
         from mindspeed_tft.on_cpu import install_before_megatron
 
         install_before_megatron()
+    if not with_plugin:
+        _mend_instances()
+
+
+def _mend_instances() -> None:
+    """Megatron before 0.13 adds the gradients of all its optimizer instances up in one norm. The unbroken run has the
+    norm of later releases, as a run with the plugin has."""
+    from mindspeed_tft.patches import megatron_grad_norm
+    from mindspeed_tft.patches.groups import INSTANCES
+    from mindspeed_tft.registry import REGISTRY
+
+    megatron_grad_norm.declare()
+    REGISTRY.activate(INSTANCES)
 
 
 # -------------------------------------------------------------------------------------------- the program
@@ -86,7 +101,19 @@ def loss_func(loss_mask: Any, output: Any, model: Any = None) -> tuple[Any, Any,
     loss = torch.sum(output.view(-1).float() * mask)
     tokens = mask.sum().clone().detach().to(torch.int)
     report = torch.cat([loss.clone().detach().view(1), tokens.view(1).float()])
+    if _release() < (0, 13):  # the program adds up what is printed, over data-parallel ranks
+        from megatron.core import mpu
+
+        torch.distributed.all_reduce(report, group=mpu.get_data_parallel_group())
+        return loss, tokens, {"lm loss": (report[0], report[1])}
     return loss, tokens, {"lm loss": report}
+
+
+def _release() -> tuple[int, int]:
+    """Of Megatron."""
+    from megatron.core import package_info
+
+    return package_info.MAJOR, package_info.MINOR
 
 
 def forward_step(iterator: Iterator[dict[str, Any]] | None, model: Any) -> tuple[Any, Callable[..., Any]]:
@@ -200,9 +227,18 @@ def _keep_built_helpers() -> None:
         utils.compile_helpers = lambda: None
 
 
+def _bound_mock_tokens() -> None:
+    """Before 0.17 the ids of mock data run up to its sequence length, 4096, whatever the vocabulary."""
+    if _release() < (0, 17):
+        from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
+
+        MockGPTLowLevelDataset.max_sequence_length = _MOCK_TOKENS
+
+
 def run() -> None:
     """Start training, in whichever way this Megatron wants to be called."""
     _keep_built_helpers()
+    _bound_mock_tokens()
     from megatron.core.enums import ModelType
     from megatron.training import pretrain
 
@@ -211,7 +247,14 @@ def run() -> None:
     kind = ModelType.encoder_or_decoder
     parameters = list(inspect.signature(pretrain).parameters)
     if "cfg_container" not in parameters:  # up to 0.17
-        pretrain(datasets_provider, model_provider, kind, forward_step, add_arguments, args_defaults=_DEFAULTS)
+        pretrain(
+            datasets_provider,
+            model_provider,
+            kind,
+            forward_step,
+            extra_args_provider=add_arguments,
+            args_defaults=_DEFAULTS,
+        )
         return
     from megatron.training.argument_utils import pretrain_cfg_container_from_args
     from megatron.training.arguments import parse_and_validate_args

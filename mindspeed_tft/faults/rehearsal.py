@@ -467,7 +467,13 @@ class Rehearsal:
         return {"PYTHONPATH": str(self.plan.megatron.resolve())} if self.plan.megatron is not None else {}
 
 
-_CPU_MODULES = ("mindspeed_tft.on_cpu", "mindspeed_tft.platforms", "mindspeed_tft.patches.megatron_on_cpu")
+_CPU_MODULES = (
+    "mindspeed_tft.on_cpu",
+    "mindspeed_tft.platforms",
+    "mindspeed_tft.patches.megatron_on_cpu",
+    "mindspeed_tft.patches.apex_on_cpu",
+    "mindspeed_tft.patches.megatron_grad_norm",
+)
 
 
 def _module_path(name: str) -> Path:

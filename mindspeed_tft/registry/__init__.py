@@ -20,6 +20,18 @@ from mindspeed_tft.registry.registry import REGISTRY, Registry
 from mindspeed_tft.registry.slots import Missing, Row, State
 from mindspeed_tft.registry.sources import Sources
 from mindspeed_tft.registry.targets import PatchError
+from mindspeed_tft.registry.variants import Variants
 from mindspeed_tft.registry.versions import version_of
 
-__all__ = ["REGISTRY", "Missing", "PatchError", "Registry", "Row", "Sources", "State", "Wrapper", "version_of"]
+__all__ = [
+    "REGISTRY",
+    "Missing",
+    "PatchError",
+    "Registry",
+    "Row",
+    "Sources",
+    "State",
+    "Variants",
+    "Wrapper",
+    "version_of",
+]

@@ -74,6 +74,7 @@ class Registry:
         versions: str = "",
         needs: str = "",
         missing: Missing = "error",
+        elsewhere: Missing | None = None,
         order: int = 0,
         one_of: str = "",
     ) -> Callable[[_F], _F]:
@@ -84,10 +85,14 @@ class Registry:
         versions: of the host (the target's top package), e.g. ">=0.12,<0.17"; "" is any
         needs:    the flag that asks for the patch, for messages
         missing:  what it means that no target exists, or the version is another: an error, or nothing
+        elsewhere: what it means that the version is another, where that is not what `missing` says: "skip" for what only
+                  some of the supported versions need
         order:    of two wrappers of one target the one with the higher order is outside; else the one declared later
         one_of:   patches of a group with the same word here are alternatives: it is enough that one of them applies
         """
-        return self._declarer(targets, group, versions, needs, missing, order, one_of, replaces=False)
+        return self._declarer(
+            targets, group, versions, needs, missing, elsewhere or missing, order, one_of, replaces=False
+        )
 
     def replace(
         self,
@@ -96,13 +101,14 @@ class Registry:
         versions: str = "",
         needs: str = "",
         missing: Missing = "error",
+        elsewhere: Missing | None = None,
         one_of: str = "",
     ) -> Callable[[_F], _F]:
         """Declare that a function is called instead of a target, with the target's own arguments. See `wrap`.
 
         It is the innermost layer: wrappers of the same target are called around it.
         """
-        return self._declarer(targets, group, versions, needs, missing, 0, one_of, replaces=True)
+        return self._declarer(targets, group, versions, needs, missing, elsewhere or missing, 0, one_of, replaces=True)
 
     def _declarer(
         self,
@@ -111,6 +117,7 @@ class Registry:
         versions: str,
         needs: str,
         missing: Missing,
+        elsewhere: Missing,
         order: int,
         one_of: str,
         *,
@@ -123,8 +130,9 @@ class Registry:
             about = f"the patch of {' | '.join(targets) or '(no target)'} declared at {origin}"
             if not parsed or not group:
                 raise PatchError(f"{about}: it names no {'group' if parsed else 'target'}. Give it one.")
-            if missing not in ("error", "skip"):
-                raise PatchError(f"{about}: missing={missing!r} is unknown. Write missing='error' or missing='skip'.")
+            for name, value in (("missing", missing), ("elsewhere", elsewhere)):
+                if value not in ("error", "skip"):
+                    raise PatchError(f"{about}: {name}={value!r} is unknown. Write {name}='error' or {name}='skip'.")
             try:
                 clauses(versions)
             except ValueError as error:
@@ -144,6 +152,7 @@ class Registry:
                 versions=versions,
                 needs=needs,
                 missing=missing,
+                elsewhere=elsewhere,
                 order=order,
                 one_of=one_of,
                 origin=origin,
@@ -272,6 +281,11 @@ class Registry:
         with self._lock:
             return survey(self._entries, sources or Sources(), version or self._version)
 
+    def version(self, host: str) -> str | None:
+        """The version of a host package, found without importing it; None: it is not there, or unknown."""
+        with self._lock:
+            return self._version(host)
+
     # -------------------------------------------------------------------------------------- when it lands
 
     def _watch(self, entry: Entry) -> None:
@@ -340,7 +354,8 @@ class Registry:
                 before = entry.reason
                 self._place(entry)
                 if entry.final and entry.reason != before and not quiet:
-                    level = logging.ERROR if entry.missing == "error" and not entry.one_of else logging.DEBUG
+                    wanted = entry.absence(self._version) == "error" and not entry.one_of
+                    level = logging.ERROR if wanted else logging.DEBUG
                     LOG.log(level, "patch of %s (%s) does not apply: %s", entry.name, entry.origin, entry.reason)
 
     def _place(self, entry: Entry) -> None:
@@ -445,7 +460,7 @@ class Registry:
             return entry.slot is None and (waiting or entry.final)
 
         served = {entry.one_of for entry in entries if entry.one_of and not bad(entry)}
-        return [e for e in entries if bad(e) and e.missing == "error" and e.one_of not in served]
+        return [e for e in entries if bad(e) and e.absence(self._version) == "error" and e.one_of not in served]
 
     def _shared(self, entries: Iterable[Entry]) -> tuple[Row, ...]:
         """The entries whose targets somebody else has patched too."""

@@ -14,6 +14,7 @@ from typing import Any, Literal
 from mindspeed_tft.registry.layers import outermost
 from mindspeed_tft.registry.proxies import Chain, Proxy, Wrapper, replacing, retire
 from mindspeed_tft.registry.targets import ABSENT, Found, Target, Unfit, find
+from mindspeed_tft.registry.versions import fits
 
 LOG = logging.getLogger(__name__.rpartition(".")[0])  # one for the whole package
 
@@ -53,6 +54,7 @@ class Entry:
     versions: str
     needs: str
     missing: Missing
+    elsewhere: Missing
     order: int
     one_of: str
     origin: str
@@ -69,6 +71,12 @@ class Entry:
     def rank(self) -> tuple[bool, int, int]:
         """Inner to outer: a replacement is the innermost, then by `order`, then by declaration."""
         return (not self.replaces, self.order, self.number)
+
+    def absence(self, version: Callable[[str], str | None]) -> Missing:
+        """What it means that the patch does not apply; `version` tells that of a host package."""
+        have = [version(target.host) for target in self.targets]
+        outside = self.versions and all(each is not None and not fits(each, self.versions) for each in have)
+        return self.elsewhere if outside else self.missing
 
     @property
     def name(self) -> str:

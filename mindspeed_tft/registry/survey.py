@@ -18,13 +18,15 @@ def survey(entries: Sequence[Entry], sources: Sources, version: Version) -> tupl
     found = [_survey(entry, sources, version) for entry in entries]
     served = {(entry.group, entry.one_of) for entry, row in zip(entries, found, strict=True) if row.state != "missing"}
     return tuple(
-        dataclasses.replace(row, state="skipped") if row.state == "missing" and _may_miss(entry, served) else row
+        dataclasses.replace(row, state="skipped")
+        if row.state == "missing" and _may_miss(entry, served, version)
+        else row
         for entry, row in zip(entries, found, strict=True)
     )
 
 
-def _may_miss(entry: Entry, served: set[tuple[str, str]]) -> bool:
-    return entry.missing == "skip" or bool(entry.one_of and (entry.group, entry.one_of) in served)
+def _may_miss(entry: Entry, served: set[tuple[str, str]], version: Version) -> bool:
+    return entry.absence(version) == "skip" or bool(entry.one_of and (entry.group, entry.one_of) in served)
 
 
 def _survey(entry: Entry, sources: Sources, version: Version) -> Row:

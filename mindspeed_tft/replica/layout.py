@@ -54,6 +54,23 @@ def data_parallel_lists(sizes: Sizes) -> dict[str, tuple[int, ...]]:
     return {name: tuple(ranks) for name, ranks in found.items()}
 
 
+def instances(sizes: Sizes, number: int) -> tuple[tuple[int, ...], ...]:
+    """The ranks of each of the `number` instances of the optimizer of dense parameters, ascending: of every
+    data-parallel list the same one of `number` equal parts.
+
+    Raises:
+        ValueError: as `data_parallel_lists`, or `number` does not divide the lists.
+    """
+    found: list[list[int]] = [[] for _ in range(number)]
+    for name, ranks in data_parallel_lists(replace(sizes, experts=0)).items():
+        part, rest = divmod(len(ranks), number)
+        if rest:
+            raise ValueError(f"{number} instances do not divide the {len(ranks)} ranks of {name}")
+        for instance, held in enumerate(found):
+            held += ranks[instance * part : (instance + 1) * part]
+    return tuple(tuple(sorted(ranks)) for ranks in found)
+
+
 def _lists(sizes: Sizes, tensor: int, experts: int, context: int, kind: str) -> dict[str, list[int]]:
     model = tensor * experts * context * sizes.pipeline
     copies, rest = divmod(sizes.world, model)
