@@ -27,6 +27,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import typing_extensions
 import wrapt
@@ -47,6 +48,9 @@ def install() -> None:
     if not hasattr(typing, "override"):
         # megatron.training.models (0.18, 0.19) imports it, the only thing they need of Python 3.12.
         setattr(typing, "override", typing_extensions.override)  # noqa: B010 (mypy knows 3.10 has no such name)
+    if not hasattr(np, "product"):
+        # megatron.core.dist_checkpointing (0.12) calls it, which numpy 2 has no more.
+        setattr(np, "product", np.prod)  # noqa: B010
     for module, hook in _HOOKS.items():
         wrapt.register_post_import_hook(hook, module)
     # Behind wrapt's finder, which must see these modules as well, and right before the one that would find them.

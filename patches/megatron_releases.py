@@ -127,3 +127,15 @@ def _always(iterators: list[Any], form: str) -> Any:
 
 def _machine() -> Any:
     return _module("megatron.core.rerun_state_machine").get_rerun_state_machine()
+
+
+# What format torch_dist looks like: the ways are in `megatron_torch_dist` and `megatron_torch_dist_012`.
+
+sharded_content = Variants("what Megatron saves in format torch_dist, from one rank's point of view", HOST)
+whole_of_a_part = Variants(
+    "the optimizer state of a whole part, in the place of this rank's, in format torch_dist", HOST
+)
+sharded_rerun_state = Variants("Megatron's replay of wrong results in format torch_dist, for all ranks of a part", HOST)
+copy_number = Variants("which copy of something this is, were this rank the first of its data-parallel group", HOST)
+common_file = Variants("the name of the file for all that is not sharded, if there is one", HOST)
+describe_format = Variants("the content of metadata.json in format torch_dist", HOST)

@@ -31,7 +31,13 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from mindspeed_tft.patches import megatron_kinds, megatron_rollback, megatron_torch_format
+from mindspeed_tft.patches import (
+    megatron_kinds,
+    megatron_releases,
+    megatron_rollback,
+    megatron_torch_dist_012,
+    megatron_torch_format,
+)
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery.record import SmallState
 
@@ -72,35 +78,51 @@ def write(
         DumpError: the disk is full or fails, or something in the model cannot be written this way.
     """
     path = host.checkpoint_directory(directory, state.step) / f"{host.part()}.distcp"
-    sharded = _sharded(_content(host, state, rng, states))
+    sharded, common = _split(_content(host, state, rng, states))
+    hashes: dict[Path, str] = {}
+    if _is_first_part():
+        if name := megatron_releases.common_file():
+            hashes[path.with_name(name)] = files.write_verified(path.with_name(name), partial(torch.save, common))
+        else:
+            mapping = _module("megatron.core.dist_checkpointing.mapping")
+            sharded.append(mapping.ShardedObject(COMMON, common, (1,), (0,)))
     piece = Metadata({}, storage_data={})
-    sha = files.write_verified(path, lambda file: _write_items(sharded, Counting(file), path.name, piece))
+    hashes[path] = files.write_verified(path, lambda file: _write_items(sharded, Counting(file), path.name, piece))
     files.write_stamped(_piece(directory, host.part()), partial(pickle.dump, piece))
-    return {path: sha}
+    return hashes
 
 
 def _content(
     host: MegatronHost, state: SmallState, rng: list[dict[str, Any]], states: list[dict[Any, Any] | None]
 ) -> dict[str, Any]:
     """What Megatron would save, with the whole optimizer state of this part in the place of this rank's."""
-    checkpointing = _module("megatron.training.checkpointing")
-    space = megatron_torch_format.arguments(state)
-    metadata = checkpointing._build_sharded_state_dict_metadata(space)
+    megatron_rollback.rerun_machine(host, state)
+    rerun = megatron_releases.sharded_rerun_state(host)
     with ExitStack() as stack:
         for optimizer, assembled in zip(host.optimizers(), states, strict=True):
             stack.enter_context(_whole(optimizer, assembled))
-        content: dict[str, Any] = checkpointing.generate_state_dict(
-            space,
-            checkpointing.unwrap_model(host.model),
-            host.optimizer,
-            host.scheduler,
-            _random_states(rng),
-            iteration=state.step,
-            optim_sd_kwargs={"metadata": metadata},
-            model_sd_kwargs={"metadata": metadata},
-            rerun_state=_rerun(host, state),
+        content: dict[str, Any] = megatron_releases.sharded_content(
+            host, megatron_torch_format.arguments(state), state.step, _random_states(rng), rerun
         )
     content["num_floating_point_operations_so_far"] = state.flops
+    return content
+
+
+@megatron_releases.sharded_content.on(">=0.17")
+def _with_metadata(host: MegatronHost, space: Any, step: int, rng: Any, rerun: Any) -> dict[str, Any]:
+    checkpointing = _module("megatron.training.checkpointing")
+    metadata = checkpointing._build_sharded_state_dict_metadata(space)
+    content: dict[str, Any] = checkpointing.generate_state_dict(
+        space,
+        checkpointing.unwrap_model(host.model),
+        host.optimizer,
+        host.scheduler,
+        rng,
+        iteration=step,
+        optim_sd_kwargs={"metadata": metadata},
+        model_sd_kwargs={"metadata": metadata},
+        rerun_state=rerun,
+    )
     content["content_metadata"] = {key: value for key, value in metadata.items() if key != "dp_cp_group"}
     return content
 
@@ -115,12 +137,11 @@ def _random_states(rng: list[dict[str, Any]]) -> Any:
     )
 
 
-def _rerun(host: MegatronHost, state: SmallState) -> dict[str, Any] | None:
-    """The state of Megatron's own replay for wrong results, which every rank saves for itself. None runs at the end of
-    a step, so nothing in it is that of one rank, and this rank speaks for all of its part."""
-    megatron_rollback.rerun_machine(host, state)
-    machine = _module("megatron.core.rerun_state_machine").get_rerun_state_machine()
-    found: dict[str, Any] | None = machine.state_dict(None, "torch_dist")
+@megatron_releases.sharded_rerun_state.on(">=0.17")
+def _rerun(_host: MegatronHost) -> dict[str, Any] | None:
+    """Every rank saves it for itself. None runs at the end of a step, so nothing in it is that of one rank, and this
+    rank speaks for all of its part."""
+    found: dict[str, Any] | None = megatron_releases.rerun_state([], "torch_dist")
     if found:
         group = _mpu().get_data_parallel_group(with_context_parallel=True)
         mine = found["sharded"]
@@ -138,16 +159,22 @@ def _whole(optimizer: Any, assembled: dict[Any, Any] | None) -> Iterator[None]:
     if assembled is None:
         yield
         return
-    answers: dict[str, Callable[..., Any]] = {
-        "sharded_param_state_dp_reshardable": lambda *_args, **_kwargs: _in_buckets(optimizer, assembled),
-        "get_parameter_state_dp_zero": lambda *_args, **_kwargs: _with_gaps(optimizer, assembled),
-    }
+    answers: dict[str, Callable[..., Any]] = megatron_releases.whole_of_a_part(optimizer, assembled)
     vars(optimizer).update(answers)
     try:
         yield
     finally:
         for name in answers:
             delattr(optimizer, name)
+
+
+@megatron_releases.whole_of_a_part.on(">=0.17")
+def _answers(optimizer: Any, assembled: dict[Any, Any]) -> dict[str, Callable[..., Any]]:
+    """By the name of the optimizer's method that is asked."""
+    return {
+        "sharded_param_state_dp_reshardable": lambda *_args, **_kwargs: _in_buckets(optimizer, assembled),
+        "get_parameter_state_dp_zero": lambda *_args, **_kwargs: _with_gaps(optimizer, assembled),
+    }
 
 
 def _keys(tensors: dict[str, Any]) -> list[str]:
@@ -202,18 +229,22 @@ def _with_gaps(optimizer: Any, assembled: dict[Any, Any]) -> dict[Any, Any]:
     return result
 
 
-def _sharded(content: dict[str, Any]) -> list[Any]:
-    """What this part has to write: Megatron's `ShardedTensor` and `ShardedObject`, once each."""
+def _split(content: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+    """What this part has to write: Megatron's `ShardedTensor` and `ShardedObject`, once each; and all the rest."""
     mapping = _module("megatron.core.dist_checkpointing.mapping")
     preprocess = _module("megatron.core.dist_checkpointing.state_dict_utils").save_preprocess
     nested_values = _module("megatron.core.dist_checkpointing.dict_utils").nested_values
     sharded, common = preprocess(content, validate_access_integrity=False)
-    found = [item for item in nested_values(sharded) if mapping.is_main_replica(_replica(item))]
-    if _is_first_part():
-        found.append(mapping.ShardedObject(COMMON, common, (1,), (0,)))
-    return found
+    found = [item for item in nested_values(sharded) if mapping.is_main_replica(megatron_releases.copy_number(item))]
+    return found, common
 
 
+@megatron_releases.common_file.on(">=0.17")
+def _no_file() -> str:
+    return ""
+
+
+@megatron_releases.copy_number.on(">=0.17")
 def _replica(item: Any) -> Any:
     """Which copy this is, were this rank the first of its data-parallel group: Megatron's last number says which rank
     of that group has it; for what is kept in the optimizer's layout the first one says which instance."""
@@ -271,21 +302,30 @@ def _serialized(data: Any) -> bytes:
 
 def _plain(item: Any) -> torch.Tensor:
     """On the host, contiguous, and with no more storage than its elements: all of a storage would be written."""
-    data: torch.Tensor = item.data.detach().cpu().reshape((1,) * item.prepend_axis_num + tuple(item.local_shape))
+    data: torch.Tensor = item.data.detach().cpu().reshape(_shape(item))
     data = data.contiguous()
     return data if data.untyped_storage().nbytes() == data.nbytes else data.clone()
 
 
 def _note_tensor(item: Any, piece: Metadata) -> MetadataIndex:
+    whole, offset, sizes = tuple(item.global_shape), tuple(item.global_offset), tuple(_shape(item))
     if item.flattened_range is not None:
-        raise files.DumpError(f"{item.key} is sharded across its axes, which no optimizer that we know does")
-    sizes = torch.Size((1,) * item.prepend_axis_num + tuple(item.local_shape))
+        whole, offset = megatron_torch_dist_012.flattened(item)
+        of_megatron = vars(piece).setdefault("mcore_data", {})  # its own addition to torch's index
+        of_megatron[item.key] = {"nd_reformulated_orig_global_shape": tuple(item.global_shape)}
     of_key = piece.state_dict_metadata.setdefault(
-        item.key, TensorStorageMetadata(TensorProperties(dtype=item.data.dtype), torch.Size(item.global_shape), [])
+        item.key, TensorStorageMetadata(TensorProperties(dtype=item.data.dtype), torch.Size(whole), [])
     )
     assert isinstance(of_key, TensorStorageMetadata)
-    of_key.chunks.append(ChunkStorageMetadata(torch.Size(item.global_offset), sizes))
-    return MetadataIndex(item.key, item.global_offset, len(of_key.chunks) - 1)
+    of_key.chunks.append(ChunkStorageMetadata(torch.Size(offset), torch.Size(sizes)))
+    return MetadataIndex(item.key, torch.Size(offset), len(of_key.chunks) - 1)
+
+
+def _shape(item: Any) -> tuple[int, ...]:
+    """Of the tensor as it is stored: with the axes that only the whole has."""
+    if item.flattened_range is not None:
+        return (*(1 for _ in item.global_shape), item.data.numel())
+    return (*(1 for _ in range(item.prepend_axis_num)), *item.local_shape)
 
 
 # ------------------------------------------------------------------------------------------------- the whole
@@ -301,7 +341,7 @@ def complete(checkpoint: Path, directory: Path, parts: list[str]) -> dict[Path, 
     index = merge([pickle.loads(files.read_stamped(_piece(directory, part))) for part in sorted(parts)])
     core = _module("megatron.core.dist_checkpointing.core")
     config = checkpoint / core.CONFIG_FNAME
-    files.write_text(config, _config(core))
+    files.write_text(config, megatron_releases.describe_format(core))
     hashes = {
         checkpoint / INDEX: files.write_verified(checkpoint / INDEX, partial(pickle.dump, index)),
         config: files.sha256_of(config),
@@ -328,6 +368,7 @@ def _piece(directory: Path, part: str) -> Path:
     return directory / "pieces" / part
 
 
+@megatron_releases.describe_format.on(">=0.17")
 def _config(core: Any) -> str:
     strategy = _module("megatron.core.dist_checkpointing.strategies.torch").TorchDistSaveShardedStrategy()
     config = core.CheckpointingConfig(strategy.backend, strategy.version)
@@ -342,6 +383,8 @@ def merge(pieces: list[Metadata]) -> Metadata:
     """
     whole = Metadata({}, storage_data={}, version=CURRENT_DCP_VERSION)
     for piece in pieces:
+        if of_megatron := vars(piece).get("mcore_data"):
+            vars(whole).setdefault("mcore_data", {}).update(of_megatron)
         for key, found in piece.state_dict_metadata.items():
             if isinstance(found, TensorStorageMetadata):
                 _merge_tensor(whole, key, found)

@@ -14,7 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mindspeed_tft.patches.groups import MEGATRON
 from mindspeed_tft.patches.megatron_unproved import UNPROVED
+from mindspeed_tft.patches.megatron_unproved_releases import IN_RELEASES
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
@@ -32,7 +34,13 @@ def data(name: str) -> ModuleType:
 
 def page() -> str:
     rows = data("compatibility")
-    lines = [*_head(rows.MEGATRON), *_proved(rows), *_refused(data("refused").REFUSED), *_states(rows)]
+    lines = [
+        *_head(rows.MEGATRON),
+        *_proved(rows),
+        *_refused(data("refused").REFUSED),
+        *_releases(rows),
+        *_states(rows),
+    ]
     return "\n".join(lines) + "\n"
 
 
@@ -86,6 +94,31 @@ def _refused(rows: Iterable[Any]) -> Iterator[str]:
             for features, option in lines
         ),
     )
+    yield ""
+
+
+def _releases(rows: ModuleType) -> Iterator[str]:
+    yield "## Releases"
+    yield ""
+    yield f"All of the above was run with megatron-core {rows.MEGATRON}. Other releases, with"
+    yield "`tftctl drill --megatron CHECKOUT`, or `TFT_MEGATRON_PATH=CHECKOUT pytest -m full tests/megatron/test_checkouts.py`:"
+    yield ""
+    proved = ((row.release, row.source, row.proved, _names(row.tests)) for row in rows.RELEASES)
+    yield from _table(("release", "from", "proved exact", "tests"), proved)
+    yield ""
+    yield f"Megatron {MEGATRON} is accepted, every other release is refused at start-up. Options that are proved with"
+    yield "0.19 and not with older releases are refused there:"
+    yield ""
+    lines = [(older.versions, option) for older in IN_RELEASES for option in older.options]
+    yield from _table(
+        ("releases", "flag", "reason", "remedy"),
+        ((_code(versions), _code(option.flag), option.reason, option.remedy) for versions, option in lines),
+    )
+    yield ""
+    yield "Before 0.13 Megatron adds the gradients of all optimizer instances up in one norm, so that with N replicas it clips at"
+    yield "1/sqrt(N) of `--clip-grad`. The plugin mends that (`patches/megatron_grad_norm.py`): a job with replicas has the norm of"
+    yield "a job without. Megatron alone with `--num-distributed-optimizer-instances` has the old norm, so on these releases"
+    yield "a job that goes on without the plugin goes on exactly only with one instance, or where nothing is clipped."
     yield ""
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -65,6 +66,7 @@ class Plan:
     rendezvous: str = jobs.RENDEZVOUS[0]  # how the nodes find each other
     sharded: bool = True  # by Megatron's distributed optimizer; False: each data-parallel rank holds everything
     levels: bool = False  # the ranks of the broken job log what they use of memory, threads, files and groups
+    program: str = PROGRAM  # module that all jobs run; it takes the arguments of `gpt_job`
 
     @property
     def step_at_fault(self) -> int:
@@ -435,7 +437,8 @@ class Rehearsal:
         return 1 if self.plan.every_step else self.plan.steps
 
     def _reference_key(self) -> dict[str, Any]:
-        program = sources_digest(Path(gpt_job.__file__), *(_module_path(name) for name in _CPU_MODULES))
+        modules = (PROGRAM, *((self.plan.program,) if self.plan.program != PROGRAM else ()), *_CPU_MODULES)
+        program = sources_digest(*(_module_path(name) for name in modules))
         return {
             "flags": (*stock_flags(self.plan), "--save-interval", str(self._kept_interval)),
             "world_size": self.plan.layout.world_size,
@@ -457,14 +460,18 @@ class Rehearsal:
                     plan.layout.world_size, plan.nodes, plan.master, master, plan.hosts, rendezvous=plan.rendezvous
                 )
                 flags = (*flags, "--tft-controller-port", str(controller))  # several jobs may run on this host at once
-            commands = jobs.LAUNCHERS[launcher](size, PROGRAM, (mode, *flags))
+            commands = jobs.LAUNCHERS[launcher](size, plan.program, (mode, *flags))
             job = jobs.Job(name, commands, self.work / f"{name}.log", plan.timeout, env, replacements)
             ended = jobs.run(job, self._listener.step)
         self.ended.append(ended)
         return ended
 
     def _python_path(self) -> dict[str, str]:
-        return {"PYTHONPATH": str(self.plan.megatron.resolve())} if self.plan.megatron is not None else {}
+        """What this process has of it stays, behind the checkout."""
+        if self.plan.megatron is None:
+            return {}
+        before = os.environ.get("PYTHONPATH")
+        return {"PYTHONPATH": os.pathsep.join([str(self.plan.megatron.resolve()), *([before] if before else [])])}
 
 
 _CPU_MODULES = (

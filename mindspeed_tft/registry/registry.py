@@ -85,8 +85,8 @@ class Registry:
         versions: of the host (the target's top package), e.g. ">=0.12,<0.17"; "" is any
         needs:    the flag that asks for the patch, for messages
         missing:  what it means that no target exists, or the version is another: an error, or nothing
-        elsewhere: what it means that the version is another, where that is not what `missing` says: "skip" for what only
-                  some of the supported versions need
+        elsewhere: what it means that the version is another, where `missing` does not say it: "skip" for what only some
+                  of the supported versions need
         order:    of two wrappers of one target the one with the higher order is outside; else the one declared later
         one_of:   patches of a group with the same word here are alternatives: it is enough that one of them applies
         """

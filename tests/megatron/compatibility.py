@@ -46,6 +46,15 @@ class Elsewhere(NamedTuple):
     tests: tuple[str, ...]  # file::function, below the repository
 
 
+class Release(NamedTuple):
+    """A release of Megatron besides `MEGATRON`, and what proves it there."""
+
+    release: str
+    source: str  # where it comes from
+    proved: str
+    tests: tuple[str, ...]  # file::function, below the repository
+
+
 class State(NamedTuple):
     """A state that a fault leaves behind."""
 
@@ -321,6 +330,44 @@ ELSEWHERE: tuple[Elsewhere, ...] = (
 )
 
 _RULES = "patches.megatron_rollback"
+
+_CHECKOUTS = "tests/megatron/test_checkouts.py"
+RELEASES: tuple[Release, ...] = (
+    Release(
+        "0.12.1",
+        "git tag core_v0.12.1",
+        "dump, retry and recover on dp4, tp2dp2 and pp2dp2, fp32 and bf16; fp16; overlapped communication; rewind; without"
+        " the distributed optimizer; format torch_dist with both of its sharding types",
+        tuple(
+            f"{_CHECKOUTS}::{name}"
+            for name in (
+                "test_dump",
+                "test_retry",
+                "test_recover",
+                "test_wrong_numbers_send_all_back_to_the_last_checkpoint",
+                "test_fp16_and_communication_that_overlaps",
+                "test_without_the_distributed_optimizer",
+                "test_the_default_format",
+                "test_a_newcomer_saves_the_default_format_with_the_others",
+            )
+        ),
+    ),
+    Release(
+        "0.12.1",
+        "git tag core_v0.12.1",
+        "its own `pretrain_gpt.py` with the one line: recover",
+        (f"{_CHECKOUTS}::test_its_own_program_with_the_one_line",),
+    ),
+    Release(
+        "0.17.1, 0.18.2",
+        "package index",
+        "dump, retry and recover; format torch_dist, saved in the background",
+        (
+            f"{_CHECKOUTS}::test_releases_of_the_package_index",
+            f"{_CHECKOUTS}::test_the_default_format_in_the_background",
+        ),
+    ),
+)
 
 STATES: tuple[State, ...] = (
     State(

@@ -17,6 +17,7 @@ import zipfile
 from collections.abc import Iterable
 from pathlib import Path
 
+import checkouts
 import pytest
 
 from mindspeed_tft.patches import (  # noqa: F401  (importing declares)
@@ -49,7 +50,8 @@ def broken(rows: Iterable[Row], megatron: str) -> list[str]:
     return [
         f"{row.target} (declared at {row.origin} for {row.versions or 'any version'}): {row.detail}"
         for row in rows
-        if row.state == "missing" and fits(megatron, row.versions)
+        if (row.state == "missing" and fits(megatron, row.versions))
+        or (row.state == "skipped" and row.versions and fits(megatron, row.versions))
     ]
 
 
@@ -73,8 +75,24 @@ def test_what_another_release_lacks_is_outside_of_its_range(release: str, root: 
     assert broken(rows, version) == []
     places = [Path(row.place) for row in rows if row.target.startswith("megatron.") and row.place]
     assert places and all(folder in place.parents for place in places), "the wheel's sources, not the installed ones"
+    _assert_supported(rows, version)
+
+
+def _assert_supported(rows: Iterable[Row], version: str) -> None:
+    """What is not for this release is skipped, and is no reason to refuse it."""
+    assert fits(version, MEGATRON)
     outside = [row for row in rows if row.versions and not fits(version, row.versions)]
-    assert outside and all(row.state == "missing" and f"this is {version}" in row.detail for row in outside)
+    assert outside and all(row.state == "skipped" and f"this is {version}" in row.detail for row in outside)
+
+
+def test_every_target_is_there_in_the_checkout_that_is_named() -> None:
+    checkout = checkouts.megatron(MEGATRON)
+    version = checkouts.release(checkout)
+    rows = survey(sources_of(checkout / "megatron"), version)
+    assert broken(rows, version) == []
+    places = [Path(row.place) for row in rows if row.target.startswith("megatron.") and row.place]
+    assert len(places) > 20 and all(checkout in place.parents for place in places)
+    _assert_supported(rows, version)
 
 
 def unpacked(release: str, cache: Path) -> Path:

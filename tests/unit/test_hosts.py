@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from mindspeed_tft.arguments import conflicts
 from mindspeed_tft.replica import hosts
 from mindspeed_tft.replica.holders import holders
-from mindspeed_tft.replica.layout import Sizes, data_parallel_lists
+from mindspeed_tft.replica.layout import Sizes, data_parallel_lists, instances
 from mindspeed_tft.settings import build
 
 axis = st.sampled_from([1, 2, 3, 4])
@@ -53,6 +53,27 @@ def test_every_rank_is_in_one_list_and_all_lists_have_one_size(sizes: Sizes) -> 
 )
 def test_lists(sizes: Sizes, expected: dict[str, tuple[int, ...]]) -> None:
     assert data_parallel_lists(sizes) == expected
+
+
+@pytest.mark.parametrize(
+    ("sizes", "number", "expected"),
+    [
+        (Sizes(4), 2, ((0, 1), (2, 3))),
+        (Sizes(4, tensor=2), 2, ((0, 1), (2, 3))),
+        (Sizes(4, pipeline=2), 2, ((0, 2), (1, 3))),
+        (Sizes(8, tensor=2, pipeline=2, data_last=True), 2, ((0, 1, 2, 3), (4, 5, 6, 7))),
+        (Sizes(8, experts=2), 4, ((0, 1), (2, 3), (4, 5), (6, 7))),
+    ],
+)
+def test_instances_are_parts_of_all_lists(sizes: Sizes, number: int, expected: tuple[tuple[int, ...], ...]) -> None:
+    found = instances(sizes, number)
+    assert found == expected
+    assert sorted(rank for ranks in found for rank in ranks) == list(range(sizes.world))
+
+
+def test_instances_that_do_not_divide_a_list_are_refused() -> None:
+    with pytest.raises(ValueError, match="3 instances do not divide the 4 ranks of tp0-pp0/dense"):
+        instances(Sizes(4), 3)
 
 
 def test_a_world_that_is_no_multiple_of_the_model_is_refused() -> None:

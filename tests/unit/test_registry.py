@@ -683,6 +683,25 @@ def test_alternatives_for_two_versions(host: Host, registry: Registry) -> None:
         registry.activate("h")
 
 
+def test_what_another_version_does_not_need_is_no_error_there(host: Host, registry: Registry) -> None:
+    host.write("tiny.m", "def f(): return 'f'")
+    host.load("tiny.m")
+    registry.host("tiny", lambda: "0.12")
+    assert registry.version("tiny") == "0.12" and registry.version("large") is None
+    registry.wrap("tiny.m:f", group="g", versions=">=0.12")(marking("ours", []))
+    registry.wrap("tiny.m:new", group="g", versions=">=0.17", elsewhere="skip")(marking("new", []))
+    registry.activate("g")
+    registry.verify("g")
+    assert [each.state for each in registry.survey()] == ["applied", "skipped"]
+    # In its own range the target has to be there.
+    registry.wrap("tiny.m:gone", group="h", versions="<0.17", elsewhere="skip")(marking("gone", []))
+    with pytest.raises(PatchError, match="has no 'gone'"):
+        registry.activate("h")
+    assert registry.survey()[2].state == "missing"
+    with pytest.raises(PatchError, match="elsewhere='ignore' is unknown"):
+        registry.wrap("tiny.m:f", group="i", elsewhere="ignore")(marking("x", []))  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("imports", [("tiny.new", "tiny.old"), ("tiny.old", "tiny.new")])
 def test_of_several_targets_the_first_that_exists_is_taken(
     host: Host, registry: Registry, imports: tuple[str, str]
