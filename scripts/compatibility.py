@@ -100,8 +100,9 @@ def _refused(rows: Iterable[Any]) -> Iterator[str]:
 def _releases(rows: ModuleType) -> Iterator[str]:
     yield "## Releases"
     yield ""
-    yield f"All of the above was run with megatron-core {rows.MEGATRON}. Other releases, with"
-    yield "`tftctl drill --megatron CHECKOUT`, or `TFT_MEGATRON_PATH=CHECKOUT pytest -m full tests/megatron/test_checkouts.py`:"
+    yield f"All of the above was run with megatron-core {rows.MEGATRON}. Other releases were drilled with"
+    yield "`tftctl drill --megatron CHECKOUT`; to do it again:"
+    yield "`TFT_MEGATRON_PATH=CHECKOUT pytest -m full tests/megatron/test_checkouts.py`."
     yield ""
     proved = ((row.release, row.source, row.proved, _names(row.tests)) for row in rows.RELEASES)
     yield from _table(("release", "from", "proved exact", "tests"), proved)
@@ -115,10 +116,11 @@ def _releases(rows: ModuleType) -> Iterator[str]:
         ((_code(versions), _code(option.flag), option.reason, option.remedy) for versions, option in lines),
     )
     yield ""
-    yield "Before 0.13 Megatron adds the gradients of all optimizer instances up in one norm, so that with N replicas it clips at"
-    yield "1/sqrt(N) of `--clip-grad`. The plugin mends that (`patches/megatron_grad_norm.py`): a job with replicas has the norm of"
-    yield "a job without. Megatron alone with `--num-distributed-optimizer-instances` has the old norm, so on these releases"
-    yield "a job that goes on without the plugin goes on exactly only with one instance, or where nothing is clipped."
+    yield "Before 0.13 Megatron adds the gradients of all optimizer instances up in one norm, so that with N replicas it"
+    yield "clips at 1/sqrt(N) of `--clip-grad`. The plugin mends that (`patches/megatron_grad_norm.py`): a job with"
+    yield "replicas has the norm of a job without, and so has the unbroken run of a drill. Megatron alone with"
+    yield "`--num-distributed-optimizer-instances` has the old norm: on these releases a job that goes on without the"
+    yield "plugin goes on exactly where nothing is clipped, and otherwise with that norm."
     yield ""
 
 

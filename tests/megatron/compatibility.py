@@ -336,8 +336,8 @@ RELEASES: tuple[Release, ...] = (
     Release(
         "0.12.1",
         "git tag core_v0.12.1",
-        "dump, retry and recover on dp4, tp2dp2 and pp2dp2, fp32 and bf16; fp16; overlapped communication; rewind; without"
-        " the distributed optimizer; format torch_dist with both of its sharding types",
+        "dump, retry and recover on dp4, tp2dp2 and pp2dp2, fp32 and bf16; fp16; overlapped communication; rewind;"
+        " without the distributed optimizer; format torch_dist with both of its sharding types",
         tuple(
             f"{_CHECKOUTS}::{name}"
             for name in (
