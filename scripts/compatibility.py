@@ -116,7 +116,7 @@ def _releases(rows: ModuleType) -> Iterator[str]:
         ((_code(versions), _code(option.flag), option.reason, option.remedy) for versions, option in lines),
     )
     yield ""
-    yield "Before 0.13 Megatron adds the gradients of all optimizer instances up in one norm, so that with N replicas it"
+    yield "Before 0.13 Megatron adds the gradients of all optimizer instances up in one norm, so with N replicas it"
     yield "clips at 1/sqrt(N) of `--clip-grad`. The plugin mends that (`patches/megatron_grad_norm.py`): a job with"
     yield "replicas has the norm of a job without, and so has the unbroken run of a drill. Megatron alone with"
     yield "`--num-distributed-optimizer-instances` has the old norm: on these releases a job that goes on without the"
