@@ -51,6 +51,9 @@ _OPTIONS: tuple[tuple[str, dict[str, Any]], ...] = (
     ("--tft-metrics-port", {"type": int, "metavar": "PORT"}),
     ("--tft-metrics-host", {"metavar": "HOST"}),
     ("--tft-otel-endpoint", {"metavar": "URL"}),
+    ("--tft-clusterd", {"metavar": "URL|none"}),
+    ("--tft-clusterd-job", {"metavar": "ID"}),
+    ("--tft-clusterd-wait", {"type": float, "metavar": "SECONDS"}),
     ("--tft-log-format", {"metavar": "text|json"}),
 )
 CONFIG = "--tft-config"
@@ -102,6 +105,7 @@ def collect(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Setti
     config = getattr(args, "tft_config", None)
     if config:
         layers.append(settings_module.load_yaml(config, presets()))
+    layers.append(settings_module.from_platform(environ))
     return settings_module.build(layers)
 
 
@@ -140,6 +144,7 @@ def conflicts(found: Settings, origin: Mapping[str, str]) -> Iterator[Refused]:
         )
     yield from _locked(found)
     yield from _observed(found)
+    yield from _steered(found, origin)
     try:
         found.deadlines()
     except Refused as refusal:
@@ -184,6 +189,42 @@ def _observed(found: Settings) -> Iterator[Refused]:
 
     if package := tracing.missing():
         yield Refused("--tft-otel-endpoint", f"{package} is not installed", tracing.REMEDY)
+
+
+def _steered(found: Settings, origin: Mapping[str, str]) -> Iterator[Refused]:
+    """A cluster manager that cannot be asked, or that somebody else asks already."""
+    if not found.clusterd:
+        return
+    from mindspeed_tft.clusterd.address import Address, installed_taskd
+
+    asked = "" if origin["tft_clusterd"] == "flag" else f" (asked for by {origin['tft_clusterd']})"
+    nobody = "give --tft-clusterd none, so that nobody is asked"
+    try:
+        address = Address.parse(found.clusterd)
+    except ValueError as error:
+        yield Refused("--tft-clusterd", f"{error}{asked}", f"write http://HOST:{settings_module.CLUSTERD_PORT}")
+        return
+    if not found.tft_clusterd_job:
+        yield Refused(
+            "--tft-clusterd",
+            f"ClusterD knows jobs by their ids, and there is none{asked}",
+            "give --tft-clusterd-job ID",
+        )
+    if address.tls and not found.tft_tls_dir:
+        yield Refused("--tft-clusterd", "https:// needs certificates", "give --tft-tls-dir DIR")
+    if not (address.tls or found.tft_insecure or is_loopback(address.host)):
+        yield Refused(
+            "--tft-clusterd",
+            f"anybody between this job and {address.host} could give it orders: that port is not encrypted{asked}",
+            "use its proxy on this host (LOCAL_PROXY_ENABLE=on), https://, or --tft-insecure on a network that you"
+            f" trust; or {nobody}",
+        )
+    if place := installed_taskd(os.environ):
+        yield Refused(
+            "--tft-clusterd",
+            f"TaskD is installed in {place}, which is ClusterD's client of a job, and there can only be one{asked}",
+            f"set TASKD_PROCESS_ENABLE=off where it is not started; or {nobody}",
+        )
 
 
 def store(found: Settings, args: argparse.Namespace) -> None:

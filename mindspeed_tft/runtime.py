@@ -160,11 +160,17 @@ def protect(host: MegatronHost) -> None:
         metrics_port=_settings.tft_metrics_port,
         metrics_host=_settings.tft_metrics_host,
         otel_endpoint=_settings.tft_otel_endpoint,
+        clusterd=_settings.clusterd,
+        clusterd_job=_settings.tft_clusterd_job or "",
         job=_describe(_settings, device),
         log_format=_settings.tft_log_format,
     )
     if _settings.tft_controller_address:
         config = dataclasses.replace(config, controller_host=_settings.tft_controller_address)
+    if config.clusterd:  # where TaskD's manager would be, which must not be there
+        from mindspeed_tft.clusterd.address import TASKD_PORT
+
+        config = dataclasses.replace(config, clusterd_taskd=f"{config.master.rpartition(':')[0]}:{TASKD_PORT}")
     # Whatever fails here, every rank has a session: the commit is a collective of all, protected or not.
     path, unavailable = _meet(config, rank, local_rank)
     table = _groups()

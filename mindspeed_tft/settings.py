@@ -25,6 +25,11 @@ STRATEGIES = {"dump": "enable_high_availability", "retry": "enable_hbmfault_repa
 # Fields without a flag, and the variable that sets them.
 VARIABLES = {"tft_dump_seconds": "TTP_OT", "tft_controller_address": "TTP_ADDR"}
 
+# What ClusterD's operator puts into every job. It is weaker than what the user says.
+PLATFORM = "PROCESS_RECOVER=on with MINDX_TASK_ID and MINDX_SERVER_IP"
+CLUSTERD_PORT = 8899
+NOBODY = "none"  # of --tft-clusterd
+
 LONGEST = 86400.0  # seconds that any setting may ask for: a day
 STOP_AT_MOST = 30.0  # seconds, however long the deadline is
 EXIT_AT_MOST = 15.0
@@ -157,6 +162,21 @@ class Settings(BaseModel):
         description="URL of an OpenTelemetry collector (OTLP over gRPC), which gets a trace of each incident (needs pip"
         " install mindspeed_tft[otel])",
     )
+    tft_clusterd: str | None = Field(
+        default=None,
+        description="URL of the cluster manager ClusterD, which then decides how faults are answered; https:// with"
+        " the files of --tft-tls-dir; none: nobody is asked (default: what its operator set in the job)",
+    )
+    tft_clusterd_job: str | None = Field(
+        default=None, description="id by which ClusterD knows this job (default: MINDX_TASK_ID)"
+    )
+    tft_clusterd_wait: float = Field(
+        default=60.0,
+        gt=0,
+        le=3600.0,
+        description="seconds that ClusterD may take for a decision, from the stop of all ranks on; then our own rules"
+        " hold (default 60)",
+    )
     tft_fault_rules: str | None = Field(
         default=None, description="YAML list of {pattern, kind, platform}: more error texts"
     )
@@ -169,6 +189,11 @@ class Settings(BaseModel):
         if isinstance(value, bool) and field.annotation is not bool:
             raise ValueError("it is a truth value, and something else is wanted")
         return value
+
+    @property
+    def clusterd(self) -> str:
+        """URL of the cluster manager that decides; "": nobody is asked."""
+        return "" if self.tft_clusterd in (None, "", NOBODY) else str(self.tft_clusterd)
 
     @property
     def replicas(self) -> int:
@@ -206,7 +231,8 @@ class Settings(BaseModel):
         lost = min(10.0, stop / 2)
         # Half of the dump for one order: a rank that hangs in it still leaves time for a second attempt without it.
         found = Deadlines(heartbeat=min(1.0, lost / 4), heartbeat_lost=lost, stop=stop, order=dump / 2, dump=dump,
-                          exit=leave, reboot=self.tft_reboot_wait * self.enable_worker_reboot, hang=self._hang(),
+                          exit=leave, reboot=self.tft_reboot_wait * self.enable_worker_reboot,
+                          consult=self.tft_clusterd_wait * bool(self.clusterd), hang=self._hang(),
                           hang_fixed=self.tft_hang_seconds > 0)  # fmt: skip
         if not found.heartbeat < found.heartbeat_lost < found.stop < total or stop + dump + leave > total + 1e-9:
             raise Refused(
@@ -247,6 +273,8 @@ class Settings(BaseModel):
             "register": ("300", "the first rank's arrival until a warning that others are missing; ends nothing"),
             "reboot": ("--tft-reboot-wait" if self.enable_worker_reboot else "0",
                        "the stop until a newcomer is ready; 0 without --enable-worker-reboot"),
+            "consult": ("--tft-clusterd-wait" if self.clusterd else "0",
+                        "a decision of ClusterD; 0 where nobody is asked"),
             "hang": self._hang_derivation(),
         }  # fmt: skip
 
@@ -401,4 +429,20 @@ def from_environment(environ: Mapping[str, str]) -> list[tuple[str, dict[str, An
             raise Refused("TTP_OT", f"{environ['TTP_OT']!r} is not a number of seconds",
                           "set it to the seconds that a dump may take") from None  # fmt: skip
         layers.append(("environment TTP_OT", {"tft_dump_seconds": seconds}))
+    if environ.get("MINDIO_WAIT_MINDX_TIME"):
+        wait = {"tft_clusterd_wait": environ["MINDIO_WAIT_MINDX_TIME"]}
+        layers.append(("environment MINDIO_WAIT_MINDX_TIME", wait))
     return layers
+
+
+def from_platform(environ: Mapping[str, str]) -> tuple[str, dict[str, Any]]:
+    """What ClusterD's operator says in the environment of a job, as a layer (origin, values): the weakest of all."""
+    values: dict[str, Any] = {}
+    job, host = environ.get("MINDX_TASK_ID"), environ.get("MINDX_SERVER_IP")
+    if job:
+        values["tft_clusterd_job"] = job
+    if job and host and environ.get("PROCESS_RECOVER", "").strip().lower() == "on":
+        if environ.get("LOCAL_PROXY_ENABLE", "").strip().lower() == "on":
+            host = "127.0.0.1"  # a proxy beside the job speaks TLS for it
+        values["tft_clusterd"] = f"http://{f'[{host}]' if ':' in host else host}:{CLUSTERD_PORT}"
+    return f"environment {PLATFORM}", values

@@ -23,7 +23,7 @@ from typing import Any
 
 import yaml
 
-from mindspeed_tft.cli import config
+from mindspeed_tft.cli import config, job_file
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
@@ -49,6 +49,9 @@ class Example:
 
 
 _NPU = {"NODE_RANK": "0", "MASTER_ADDR": "node0", "DATA": "/data/llama", "SAVE": "SHARED"}
+_MINDCLUSTER = {"RANK": "0", "MASTER_ADDR": "llama-master-0"}
+_MINDSPORE = {"MS_WORKER_NUM": "16", "MS_LOCAL_WORKER": "8", "MS_NODE_RANK": "0", "MS_SCHED_HOST": "10.0.0.1",
+              "MS_SCHED_PORT": "8118"}  # fmt: skip
 _SLURM = {"SLURM_JOB_NODELIST": "node[0-3]", "SLURM_NNODES": "4", "SLURM_NODEID": "0", "SLURM_JOB_ID": "1"}
 _HONEST = "WHAT DOES NOT WORK YET"
 RUNS = (
@@ -60,6 +63,8 @@ RUNS = (
     Example("llama2_70b_npu.sh", 128, {**_NPU, "PROTECT": "0"}, protected=False),
     Example("slurm.sbatch", 16, {**_SLURM, "SLURM_SUBMIT_DIR": "HERE"}, calls=("tftctl", "tftrun")),
     Example("kubernetes/job.yaml", 16, {"NODE": "0"}, calls=("tftctl", "tftrun")),
+    Example("kubernetes/ascendjob-pytorch.yaml", 128, _MINDCLUSTER, refused="--distributed-backend", says=_HONEST),
+    Example("kubernetes/ascendjob-mindspore.yaml", 16, _MINDSPORE, calls=("msrun",), protected=False, says=_HONEST),
     Example("kubernetes/volcano.yaml", 16, {"VC_TASK_INDEX": "0", "POD": "gpt-worker-0"}, calls=("tftctl", "tftrun")),
 )  # fmt: skip
 
@@ -88,7 +93,7 @@ def record(example: Example) -> list[list[str]]:
             (work / name).mkdir()
         shutil.copytree(EXAMPLES, work / "examples")  # not beside a real environment with real launchers
         for name, text in {
-            **dict.fromkeys((*LAUNCHERS, "tftctl"), _STUB),
+            **dict.fromkeys((*LAUNCHERS, "tftctl", "msrun"), _STUB),
             "srun": _SRUN,
             "scontrol": _SCONTROL,
         }.items():
@@ -110,10 +115,14 @@ def _command(path: Path, shared: Path, environ: dict[str, str]) -> list[str]:
     """How a file is run; the environment that a manifest gives to its container is added."""
     if path.suffix != ".yaml":
         return ["bash", str(path)]
-    (container,) = (each for spec in pod_specs(documents(path)) for each in spec["containers"])
+    container = next(each for spec in pod_specs(documents(path)) for each in spec["containers"])
     for variable in container.get("env", ()):
         environ.setdefault(variable["name"], str(variable.get("value", "")))
-    return [*container["command"], *(text.replace("/shared/gpt", str(shared)) for text in container["args"])]
+    places = {"/shared/gpt": str(shared), "/opt/examples/llama2": str(path.parents[1] / "llama2")}
+    words = list(container["args"])
+    for there, here in places.items():
+        words = [text.replace(there, here) for text in words]
+    return [*container["command"], *words]
 
 
 # ----------------------------------------------------------------------------------------------- flags
@@ -220,16 +229,18 @@ def documents(path: Path) -> list[dict[str, Any]]:
 
 
 def pod_specs(found: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Of a Job, or of the tasks of a Volcano job."""
+    """Of a Job, of the tasks of a Volcano job, or of the replicas of an AscendJob."""
     specs = []
     for document in found:
         spec = document.get("spec", {})
-        specs += [owner["template"]["spec"] for owner in (spec, *spec.get("tasks", ())) if "template" in owner]
+        owners = (spec, *spec.get("tasks", ()), *spec.get("replicaSpecs", {}).values())
+        specs += [owner["template"]["spec"] for owner in owners if "template" in owner]
     return specs
 
 
 _NAME = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
-_KINDS = {("v1", "Service"), ("batch/v1", "Job"), ("batch.volcano.sh/v1alpha1", "Job")}
+_ASCEND = ("mindxdl.gitee.com/v1", "AscendJob")
+_KINDS = {("v1", "Service"), ("batch/v1", "Job"), ("batch.volcano.sh/v1alpha1", "Job"), _ASCEND}
 
 
 def check_manifest(path: Path) -> Iterator[str]:
@@ -248,6 +259,8 @@ def check_manifest(path: Path) -> Iterator[str]:
             yield from _check_service(document, [other for other in found if other is not document])
         elif document["apiVersion"] == "batch/v1":
             yield from _check_job(document)
+        elif document["kind"] == _ASCEND[1]:
+            yield from _check_ascend(document, path)
         else:
             yield from _check_volcano(document)
 
@@ -307,6 +320,48 @@ def _check_volcano(job: Mapping[str, Any]) -> Iterator[str]:
         yield "a lost pod alone has to come again: RestartPod"
     if f"--nnodes {replicas}" not in spec["tasks"][0]["template"]["spec"]["containers"][0]["args"][0]:
         yield f"{replicas} pods are not --nnodes"
+
+
+_PORTS = {"ascendjob-port": 2222, "taskd-port": 9601, "ttp-port": 8000}
+_RESET = "/user/restore/reset/config"
+
+
+def _check_ascend(job: Mapping[str, Any], path: Path) -> Iterator[str]:
+    """What MindCluster's operator, scheduler and ClusterD look for in a job of theirs."""
+    spec, name = job["spec"], job["metadata"]["name"]
+    found = job_file.read(path)
+    yield from (str(refusal) for refusal in found.refusals)
+    roles = {"pytorch": {"Master", "Worker"}, "mindspore": {"Scheduler", "Worker"}}[found.framework]
+    if set(spec["replicaSpecs"]) != roles:
+        yield f"a job of {found.framework} has the replicas {sorted(roles)}"
+    if spec.get("schedulerName") != "volcano":
+        yield "pods of one job start together: schedulerName volcano"
+    replicas = sum(each["replicas"] for each in spec["replicaSpecs"].values())
+    if spec["runPolicy"]["schedulingPolicy"]["minAvailable"] != replicas:
+        yield f"minAvailable is not {replicas}: all pods are needed"
+    if not job["metadata"].get("annotations", {}).get("recover-strategy"):
+        yield "without the annotation recover-strategy ClusterD leaves the job alone"
+    if any(each.get("restartPolicy") != "Never" for each in spec["replicaSpecs"].values()):
+        yield "a pod would come back beside its replacement: restartPolicy Never"
+    for pod in pod_specs([job]):
+        yield from _check_ascend_pod(pod, name)
+
+
+def _check_ascend_pod(pod: Mapping[str, Any], name: str) -> Iterator[str]:
+    (container,) = pod["containers"]
+    if container["name"] != "ascend":
+        yield "the operator finds the container by its name: ascend"
+    given = {port["name"]: port["containerPort"] for port in container["ports"]}
+    yield from (f"port {each} is not {number}" for each, number in _PORTS.items() if given.get(each) != number)
+    variables = {variable["name"]: variable for variable in container["env"]}
+    if variables.get("POD_IP", {}).get("valueFrom", {}).get("fieldRef", {}).get("fieldPath") != "status.podIP":
+        yield "POD_IP is not status.podIP"
+    if variables.get("TTP_PORT", {}).get("value") != str(_PORTS["ttp-port"]):
+        yield "TTP_PORT is not the port ttp-port"
+    mounted = {mount["name"] for mount in container["volumeMounts"] if mount["mountPath"] == _RESET}
+    sources = {volume["name"]: volume.get("configMap", {}).get("name") for volume in pod["volumes"]}
+    if {sources.get(volume) for volume in mounted} != {f"reset-config-{name}"}:
+        yield f"config map reset-config-{name} is not mounted at {_RESET}"
 
 
 # ----------------------------------------------------------------------------------------------- all

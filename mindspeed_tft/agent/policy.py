@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mindspeed_tft.engine.incident import EXIT_REBORN, EXIT_SAVED, EXIT_UNDECIDED, EXIT_UNSAVED
+from mindspeed_tft.engine.incident import EXIT_MOVED, EXIT_REBORN, EXIT_SAVED, EXIT_UNDECIDED, EXIT_UNSAVED
 
 ENV_LIMIT = "TFT_REBOOT_LIMIT"
 
 EXIT_REFUSED = 2  # wrong flags, said at start-up
-LEAVING = frozenset({EXIT_SAVED, EXIT_UNSAVED, EXIT_UNDECIDED})
+LEAVING = frozenset({EXIT_SAVED, EXIT_UNSAVED, EXIT_UNDECIDED, EXIT_MOVED})
 NEVER = frozenset({0, EXIT_REFUSED, *LEAVING})
 
 

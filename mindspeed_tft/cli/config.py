@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
 
 import typer
@@ -20,6 +21,8 @@ from rich.table import Table
 
 from mindspeed_tft import arguments
 from mindspeed_tft import settings as settings_module
+from mindspeed_tft.cli import job_file
+from mindspeed_tft.cli.job_file import JobFile
 from mindspeed_tft.settings import Refused, Settings
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}  # everything after `--` is for training
@@ -50,6 +53,14 @@ def command(
             "30 under torchrun. Default: as long as it takes, as under tftrun.",
         ),
     ] = None,
+    from_job: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            metavar="FILE",
+            help="A Kubernetes job file: what its labels, annotations, environment and flags turn on, instead of the "
+            "environment here.",
+        ),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
     schema: Annotated[
         bool, typer.Option("--schema", help="Print the JSON schema of a YAML file, for editors.")
@@ -70,14 +81,26 @@ def command(
         print(as_markdown(), end="")
         return
     words = [*(["--tft-config", tft_config] if tft_config else []), *context.args]
-    found = resolve(words, os.environ)
+    job = read_job(from_job) if from_job is not None else None
+    found = resolve(words, os.environ) if job is None else resolve([*job.words, *words], job.environ)
+    refusals = (*(job.refusals if job is not None else ()), *found.refusals)
     if as_json and not check:
-        print(json.dumps(as_data(found, patience), indent=2))
+        print(json.dumps(as_data(found, patience, job), indent=2))
     elif not check:
-        show(found, patience, Console() if sys.stdout.isatty() else Console(width=WIDE))
-    for refusal in found.refusals:
+        console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+        show_job(job, console)
+        show(found, patience, console)
+    for refusal in refusals:
         print(f"tftctl config: error: {refusal}", file=sys.stderr)
-    raise typer.Exit(REFUSED if found.refusals else 0)
+    raise typer.Exit(REFUSED if refusals else 0)
+
+
+def read_job(path: Path) -> JobFile:
+    """A job file; one that cannot be read is one with that refusal."""
+    try:
+        return job_file.read(path)
+    except Refused as refusal:
+        return JobFile(refusals=(refusal,))
 
 
 # ------------------------------------------------------------------------------------------------ resolve
@@ -115,10 +138,13 @@ def _unknown(rest: Sequence[str]) -> Iterator[Refused]:
 # --------------------------------------------------------------------------------------------------- show
 
 
-def as_data(found: Resolved, patience: float | None) -> dict[str, Any]:
+def as_data(found: Resolved, patience: float | None, job: JobFile | None = None) -> dict[str, Any]:
     """All that is shown, as plain data. Settings and timeouts are empty where they cannot be told."""
     settings = found.settings
+    of_job = {} if job is None else {"job": [dataclasses.asdict(item) for item in job.items]}
+    refusals = (*(job.refusals if job is not None else ()), *found.refusals)
     return {
+        **of_job,
         "settings": {
             key: {
                 "name": settings_module.flag_of(key),
@@ -130,9 +156,7 @@ def as_data(found: Resolved, patience: float | None) -> dict[str, Any]:
         },
         "strategies": list(settings.strategies()) if settings and settings.enable_high_availability else [],
         "timeouts": [dataclasses.asdict(timeout) for timeout in timeouts(settings, patience)] if settings else [],
-        "refused": [
-            {"flag": refusal.flag, "reason": refusal.reason, "remedy": refusal.remedy} for refusal in found.refusals
-        ],
+        "refused": [{"flag": refusal.flag, "reason": refusal.reason, "remedy": refusal.remedy} for refusal in refusals],
     }
 
 
@@ -152,6 +176,16 @@ def timeouts(settings: Settings, patience: float | None) -> tuple[Timeout, ...]:
         return ()
     values = {"deadline": settings.deadline(patience), **dataclasses.asdict(deadlines)}
     return tuple(Timeout(name, values[name], *how) for name, how in settings.derivation(patience).items())
+
+
+def show_job(job: JobFile | None, console: Console) -> None:
+    """A table of what a job file says."""
+    if job is None or not job.items:
+        return
+    table = _table(f"Job file ({job.framework})", "where", "name", "value", "meaning")
+    for item in job.items:
+        table.add_row(item.where, escape(item.name), escape(item.value), escape(item.meaning))
+    console.print(table)
 
 
 def show(found: Resolved, patience: float | None, console: Console) -> None:
@@ -209,6 +243,10 @@ _ENVIRONMENT = """
 | `HIGH_AVAILABILITY` | comma list of {words}; each switches its flag and the master switch on, none switches off |
 | `TTP_OT` | {dump} |
 | `TTP_ADDR` | {address} |
+| `MINDIO_WAIT_MINDX_TIME` | {wait} |
+| `PROCESS_RECOVER=on` with `MINDX_TASK_ID` and `MINDX_SERVER_IP` | ClusterD at that address decides, \
+as `--tft-clusterd http://MINDX_SERVER_IP:{port}` says; with `LOCAL_PROXY_ENABLE=on`: through its proxy at 127.0.0.1. \
+Weaker than flags and YAML, because its operator puts it into every job |
 """
 _TIMEOUTS = """
 ## Timeouts
@@ -234,6 +272,8 @@ def as_markdown() -> str:
         words=", ".join(f"`{word}`" for word in settings_module.STRATEGIES),
         dump=settings_module.meaning("tft_dump_seconds"),
         address=settings_module.meaning("tft_controller_address"),
+        wait=settings_module.meaning("tft_clusterd_wait"),
+        port=settings_module.CLUSTERD_PORT,
     )
     text += _TIMEOUTS
     for row in timeouts(Settings(enable_high_availability=True, enable_worker_reboot=True), None):

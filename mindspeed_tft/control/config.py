@@ -61,6 +61,9 @@ class ControlConfig:
     metrics_port: int | None = None  # None: no metrics are served; 0: any free port
     metrics_host: str = "127.0.0.1"
     otel_endpoint: str | None = None  # URL of an OpenTelemetry collector
+    clusterd: str = ""  # URL of the cluster manager that decides; "": nobody is asked
+    clusterd_job: str = ""  # by which name it knows this job
+    clusterd_taskd: str = ""  # "host:port" where another client of it would listen; "": it is not looked for
 
     def tcp(self) -> bool:
         return self.nnodes > 1 or self.port is not None

@@ -19,7 +19,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
-from mindspeed_tft.control import codec
+from mindspeed_tft.control import codec, tasks
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.config import ControlConfig
 from mindspeed_tft.control.operator import Operators
@@ -45,6 +45,18 @@ class EngineLike(Protocol):
     def status(self) -> dict[str, object]: ...
 
 
+class Manager(Protocol):
+    """A cluster manager's client: hears all that passes, and says what it decides by events."""
+
+    def event(self, event: t.Event) -> None: ...
+
+    def action(self, action: t.Action) -> None: ...
+
+    async def run(self) -> None: ...
+
+    async def drain(self) -> None: ...
+
+
 class Controller:
     """The controller of a job, for as long as it leads."""
 
@@ -65,6 +77,7 @@ class Controller:
         self._may_act = may_act
         self._watchers = watchers or Watchers(config, 0, 0)
         self._watchers.watch(lambda: (len(self._links), self._seats.parked))
+        self._manager = self._make_manager()
         # Relays want to know that we live, and doubt it after `heartbeat_lost`; a beat to thousands of them costs.
         self._beat_period = max(self._deadlines.heartbeat, self._deadlines.heartbeat_lost / 4)
         self._next_beat = 0.0  # monotonic
@@ -88,9 +101,29 @@ class Controller:
 
     async def run(self) -> None:
         """Leads until the job is over: closed, or abandoned by all hosts."""
-        await self._drive()
-        if self._closed is not None:
-            await self._until_hosts_left()
+        speaking = [asyncio.ensure_future(self._manager.run())] if self._manager is not None else []
+        try:
+            await self._drive()
+            if self._closed is not None:
+                await self._until_hosts_left()
+            if self._manager is not None:
+                await self._manager.drain()
+        finally:
+            await tasks.end(speaking)
+
+    def _make_manager(self) -> Manager | None:
+        if not self._config.clusterd:
+            return None
+        from mindspeed_tft.clusterd.client import Client  # an optional part: imported by who asks for it
+
+        return Client(self._config, self._feed, self._nodes)
+
+    def _nodes(self) -> dict[int, set[int]]:
+        """The ranks of each node, as they are connected."""
+        found: dict[int, set[int]] = {}
+        for link in self._links:
+            found.setdefault(link.hello.node_rank, set()).update(link.ranks)
+        return found
 
     def status(self) -> dict[str, object]:
         """What an operator wants to know: plain values."""
@@ -232,10 +265,14 @@ class Controller:
                 if not isinstance(event, t.RankQuiet):  # one a second, of ranks that may stay quiet for hours
                     self._recorder.event(event)
                 self._watchers.event(event)
+                if self._manager is not None:
+                    self._manager.event(event)
                 for action in self._engine.handle(event):
                     self._recorder.action(action, event.at)
                     self._watchers.action(action, event.at)
                     self._do(action, event.at)
+                    if self._manager is not None:
+                        self._manager.action(action)
         except Exception as error:
             log.exception("the engine failed; training goes on, unprotected")
             self.broken = error
@@ -268,6 +305,8 @@ class Controller:
             self._seats.tell(action.rank, wire.HostOrders(examine=codec.examine_to_wire(action)))
         elif isinstance(action, t.Kill):
             self._seats.tell(action.rank, wire.HostOrders(kill=codec.kill_to_wire(action)))
+        elif isinstance(action, (t.Consult, t.Unadvised)):
+            pass  # the manager's client hears of it
         elif isinstance(action, t.Note):
             self._stage = action.stage
             if action.warn:

@@ -1,4 +1,4 @@
-"""Writes wire_pb2.py and wire_pb2.pyi from wire.proto: `python -m mindspeed_tft.control.generate`. Needs grpcio-tools.
+"""Writes the Python of our .proto files, beside each: `python -m mindspeed_tft.control.generate`. Needs grpcio-tools.
 
 protoc adds a check that refuses every protobuf runtime older than itself. Our messages use nothing new, and the hosts
 of this plugin come with old protobuf releases, so the check is cut out.
@@ -11,19 +11,19 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
+ROOT = Path(__file__).resolve().parents[2]
+PROTOS = tuple(ROOT / "mindspeed_tft" / path for path in ("control/wire.proto", "clusterd/recover.proto"))
 _CUT = ("runtime_version", "Protobuf Python Version", "CHECKED-IN PROTOBUF GENCODE")
-NAMES = ("wire_pb2.py", "wire_pb2.pyi")
 
 
-def generate() -> dict[str, str]:
-    """The text of both generated files, by name."""
+def generate(proto: Path) -> dict[Path, str]:
+    """The text of both generated files of a .proto file, by where they belong."""
+    targets = (proto.with_name(f"{proto.stem}_pb2.py"), proto.with_name(f"{proto.stem}_pb2.pyi"))
     with tempfile.TemporaryDirectory() as out:
         # The path below the root is the file's name in protobuf's one global pool: it must not be just "wire.proto".
         command = [sys.executable, "-m", "grpc_tools.protoc", f"-I{ROOT}", f"--python_out={out}", f"--pyi_out={out}"]
-        subprocess.run([*command, str(HERE / "wire.proto")], check=True, timeout=120)
-        return {name: _plain((Path(out) / HERE.relative_to(ROOT) / name).read_text()) for name in NAMES}
+        subprocess.run([*command, str(proto)], check=True, timeout=120)
+        return {path: _plain((Path(out) / path.relative_to(ROOT)).read_text()) for path in targets}
 
 
 def _plain(text: str) -> str:
@@ -41,8 +41,9 @@ def _plain(text: str) -> str:
 
 
 def main() -> None:
-    for name, text in generate().items():
-        (HERE / name).write_text(text)
+    for proto in PROTOS:
+        for path, text in generate(proto).items():
+            path.write_text(text)
 
 
 if __name__ == "__main__":

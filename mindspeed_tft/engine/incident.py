@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from mindspeed_tft.engine.words import count, some
 
 STAGES = ("detect", "stop", "decide", "finish", "stage", "write", "publish", "exit")
-REPAIR_STAGES = ("reboot", "regroup", "repair", "rollback", "load", "resume")  # timed where they happen
+REPAIR_STAGES = ("consult", "reboot", "regroup", "repair", "rollback", "load", "resume")  # timed where they happen
 _QUIET_LIMIT = 1000  # lines kept of a job without a fault; weeks of reconnects must not fill the memory
 
 
@@ -18,6 +18,7 @@ EXIT_SAVED = 75  # the state is saved: start the job again and it goes on
 EXIT_UNSAVED = 76  # stopped without a new checkpoint
 EXIT_UNDECIDED = 77  # no engine decided in time; said by the rank itself
 EXIT_REBORN = 78  # this process cannot be repaired: its launcher starts this rank again, alone
+EXIT_MOVED = 79  # the node of this process goes: its launcher ends, and the rank comes back on another node
 
 
 @dataclass(frozen=True)

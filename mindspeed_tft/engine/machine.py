@@ -17,9 +17,10 @@ from mindspeed_tft.engine.overview import overview
 from mindspeed_tft.engine.repair import Stage as RepairStage
 from mindspeed_tft.engine.roster import Arrival
 from mindspeed_tft.engine.states import State
-from mindspeed_tft.engine.stops import Stops
+from mindspeed_tft.engine.steering import Steering
 from mindspeed_tft.engine.types import (
     Action,
+    Advised,
     Asked,
     Deadlines,
     Event,
@@ -36,7 +37,9 @@ from mindspeed_tft.engine.types import (
     Released,
     Reported,
     SavedStep,
+    Steered,
     Tick,
+    Told,
     Withdrawn,
 )
 from mindspeed_tft.engine.words import count, ranks
@@ -46,7 +49,7 @@ __all__ = ["Engine", "State"]
 _OF_TRAINING = (FaultSeen, RankLost, RankFinished, Reported)
 
 
-class Engine(Stops):
+class Engine(Steering):
     """Decides for one job of `world_size` ranks. Not thread-safe; never blocks; reads no clock."""
 
     def __init__(
@@ -92,6 +95,9 @@ class Engine(Stops):
             Held: self._on_held,
             Released: self._holds.released,
             SavedStep: self._holds.saved,
+            Steered: self._on_steered,
+            Told: self._on_told,
+            Advised: self._on_advised,
             Tick: self._on_tick,
         }
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from mindspeed_tft.engine.agreement import agree
 from mindspeed_tft.engine.desk import Desk
-from mindspeed_tft.engine.incident import EXIT_REBORN, Fault
+from mindspeed_tft.engine.incident import EXIT_MOVED, EXIT_REBORN, Fault
 from mindspeed_tft.engine.planning import DumpPlan, NoPlan, RewindPlan, plan_dump
 from mindspeed_tft.engine.repair import MAX_TRIES, NOTICED, REPAIRABLE, SPOILING, Repairs
 from mindspeed_tft.engine.roster import Roster
@@ -45,6 +45,7 @@ class Reboots:
 
     def __init__(self, desk: Desk, roster: Roster, deadlines: Deadlines, repairs: Repairs) -> None:
         self.waiting = False
+        self.leaving: frozenset[int] = frozenset()  # ranks whose node goes: another one comes with their newcomers
         self.replaced: dict[int, Replaced] = {}
         self._desk, self._roster, self._deadlines, self._repairs = desk, roster, deadlines, repairs
         self._reports: dict[int, RankReport] = {}  # of newcomers that are ready
@@ -222,8 +223,11 @@ class Reboots:
         """Its process ends and its launcher starts it again. From now on it counts as lost; its end is no news."""
         info = self._roster.process_of(rank)
         assert info is not None
-        why = f"rank {rank} is started again, because its process cannot go on ({fault})"
-        order = self._desk.issue(rank, OrderKind.EXIT, {"code": EXIT_REBORN, "summary": why})
+        moves = rank in self.leaving
+        how = "leaves with its node" if moves else "is started again"
+        why = f"rank {rank} {how}, because its process cannot go on ({fault})"
+        code = EXIT_MOVED if moves else EXIT_REBORN
+        order = self._desk.issue(rank, OrderKind.EXIT, {"code": code, "summary": why})
         self._sent[rank] = info, order
         self._reports.pop(rank, None)
         self._missed.discard(rank)

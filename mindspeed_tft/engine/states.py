@@ -13,6 +13,7 @@ class State(str, Enum):
     STARTING = "starting"  # not every rank has registered: there is no step that could be saved
     TRAINING = "training"
     STOPPING = "stopping"  # ranks leave their collectives and report
+    CONSULTING = "consulting"  # a cluster manager is to decide
     WAITING = "waiting"  # for processes that stand for those that are gone
     PLANNING = "planning"  # an attempt failed, the next tick plans again
     FINISHING = "finishing"

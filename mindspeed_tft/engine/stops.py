@@ -182,8 +182,7 @@ class Stops:
         else:
             if event.own and event.kind in DAMAGING and rank in self._reports:
                 self._distrust(rank, f"has a memory fault: {event.message}")
-            if (waiting := self._waiting) is not None:
-                waiting.changed()
+            self._look_again()
 
     def _book_fault(self, fault: Fault, last_heard: float | None) -> bool:
         incident = self._desk.incident
@@ -242,10 +241,14 @@ class Stops:
         if self._state is State.STOPPING:
             if (flow := self._flow) is not None:
                 flow.gone(rank, why)
-            elif (waiting := self._waiting) is not None:
-                waiting.changed()
-            else:
+            elif not self._look_again():
                 self._decide_when_heard()
+
+    def _look_again(self) -> bool:
+        """Something has changed in the midst of a wait for others; False: there is none."""
+        if (waiting := self._waiting) is not None:
+            waiting.changed()
+        return waiting is not None
 
     def _left(self, rank: int) -> None:
         self._awaited.discard(rank)
@@ -451,6 +454,10 @@ class Stops:
         late = f"did not report within {self._deadlines.stop:g} s of the stop"
         self._silent.update(dict.fromkeys(self._awaited, late))
         self._awaited = set()
+        self._choose()
+
+    def _choose(self) -> None:
+        """What follows, with all that is known now."""
         if self._repairs is None:
             self._save()
         elif self._reboots is not None and self._reboots.needed():

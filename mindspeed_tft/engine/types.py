@@ -236,6 +236,31 @@ class Withdrawn(Event):
 
 
 @dataclass(frozen=True)
+class Steered(Event):
+    """A cluster manager decides from now on how faults are answered; or it does no more, for the reason in `why`."""
+
+    on: bool
+    who: str = ""  # for the log
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Told(Event):
+    """The cluster manager names faults, and wants the job to be stopped because of them. Answered by a `Consult`."""
+
+    faults: tuple[tuple[int, str], ...] = ()  # (rank, "memory" | "link" | "process"); (): it gives none
+    who: str = ""
+
+
+@dataclass(frozen=True)
+class Advised(Event):
+    """What the cluster manager decides for. Said while nothing was asked, it says nothing."""
+
+    strategy: str  # "retry", "recover", "dump", "exit"
+    leaving: tuple[int, ...] = ()  # ranks whose node goes: their launcher is not to start them again
+
+
+@dataclass(frozen=True)
 class Tick(Event):
     """Time passed; deadlines are judged on ticks only."""
 
@@ -349,6 +374,23 @@ class Answer(Action):
 
 
 @dataclass(frozen=True)
+class Consult(Action):
+    """All are stopped, and the cluster manager is to decide: answered by `Advised`. A later one replaces it."""
+
+    strategies: tuple[str, ...]  # that the state of the job allows, the gentlest first; "exit" is always among them
+    faults: tuple[tuple[int, str], ...]  # (rank, kind), of all that are known
+    failed: str = ""  # the strategy that was decided for before, and did not lead on
+    why: str = ""
+
+
+@dataclass(frozen=True)
+class Unadvised(Action):
+    """The cluster manager did not decide in time: what follows is the engine's own decision."""
+
+    why: str
+
+
+@dataclass(frozen=True)
 class Note(Action):
     """A line for the incident: every decision comes with its reason. `stage` names the stage that begins or ends."""
 
@@ -389,5 +431,6 @@ class Deadlines:
     exit: float
     register: float = 300.0  # after the first rank registered; a warning only, that the job is not protected
     reboot: float = 60.0  # from the last report until each lost rank has a newcomer that is ready: strategy "recover"
+    consult: float = 0.0  # for a decision of the cluster manager, each time that one is asked
     hang: float = 0.0  # without progress, at least, until a rank that others wait for is taken to hang; 0: no watch
     hang_fixed: bool = False  # `hang` is the limit, however long steps take; False: longer steps make it longer

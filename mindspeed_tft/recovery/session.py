@@ -326,7 +326,7 @@ class Session(Generic[HostT]):
         self.boundary.forget()
         self.host.stopped()
         deadlines = self.deadlines
-        once = deadlines.stop + deadlines.dump + deadlines.reboot
+        once = deadlines.stop + deadlines.dump + deadlines.reboot + 2 * deadlines.consult
         patience = MAX_WAITS * once + deadlines.exit
         limit = time.monotonic() + patience
         self.link.wait_stop(self.deadlines.stop, after=self._resumed)

@@ -53,6 +53,15 @@ BROKEN: list[tuple[str, str, str, str]] = [
     ("kubernetes/volcano.yaml", "minAvailable: 4", "minAvailable: 3", "minAvailable 3 of 4"),
     ("kubernetes/volcano.yaml", "action: RestartPod", "action: RestartJob", "a lost pod alone"),
     ("kubernetes/volcano.yaml", "- name: memory", "- name: memori", "there is no volume memory"),
+    ("kubernetes/ascendjob-pytorch.yaml", "retry,recover-in-place", "retry,recover-inplace", "'retry,recover-inplace"),
+    ("kubernetes/ascendjob-pytorch.yaml", 'fault-scheduling: "force"', 'fault-scheduling: "hard"', "use one of grace"),
+    ("kubernetes/ascendjob-pytorch.yaml", "    recover-strategy:", "    strategy:", "ClusterD leaves the job alone"),
+    ("kubernetes/ascendjob-pytorch.yaml", "containerPort: 9601", "containerPort: 9602", "port taskd-port is not 9601"),
+    ("kubernetes/ascendjob-pytorch.yaml", "name: ascend  #", "name: train  #", "by its name: ascend"),
+    ("kubernetes/ascendjob-pytorch.yaml", "minAvailable: 8", "minAvailable: 7", "minAvailable is not 8"),
+    ("kubernetes/ascendjob-mindspore.yaml", "{TTP:1,TSP:1}", "TTP,TSP", "MS_ENABLE_TFT"),
+    ("kubernetes/ascendjob-mindspore.yaml", "    Scheduler:", "    Master:", "['Scheduler', 'Worker']"),
+    ("kubernetes/ascendjob-mindspore.yaml", "reset-config-llama-ms", "reset-config", "is not mounted at"),
 ]  # fmt: skip
 
 
