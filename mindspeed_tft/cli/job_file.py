@@ -154,7 +154,8 @@ def _templates(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 def _of_job(job: Mapping[str, Any]) -> JobFile:
     metadata, templates = job.get("metadata") or {}, _templates(job)
-    items, refusals = [], []
+    items: list[Item] = []
+    refusals: list[Refused] = []
     labels, annotations = _texts(metadata.get("labels")), _texts(metadata.get("annotations"))
     environ, words, ports = _of_pods(templates)
     for where, values in (("label", labels), ("annotation", annotations), ("environment", environ)):
@@ -173,7 +174,8 @@ def _of_job(job: Mapping[str, Any]) -> JobFile:
     strategies = tuple(word.strip() for word in annotations.get("recover-strategy", "").split(",") if word.strip())
     known = tuple(word for word in strategies if word in STRATEGIES)
     added = _added(framework, known) if job.get("kind") == "AscendJob" else {}
-    items += [Item("operator", name, value, "put into every pod") for name, value in added.items()]
+    more = {name: value for name, value in added.items() if name not in environ}
+    items += [Item("operator", name, value, "put into every pod") for name, value in more.items()]
     refusals += _together(job, labels, known, {**added, **environ}, ports)
     return JobFile(framework, tuple(items), {**added, **environ}, words, tuple(refusals))
 

@@ -19,7 +19,7 @@ import grpc.aio
 from mindspeed_tft.clusterd import recover_pb2 as wire
 from mindspeed_tft.clusterd import words as w
 from mindspeed_tft.clusterd.address import Address, taskd_at
-from mindspeed_tft.clusterd.negotiation import WHO, Negotiation, Nodes, Output, Reconnect, Say
+from mindspeed_tft.clusterd.negotiation import WHO, Negotiation, Nodes, Output, Place, Reconnect, Say
 from mindspeed_tft.control import codec, tasks, tls
 from mindspeed_tft.control.config import ControlConfig, ControlRefused
 from mindspeed_tft.engine import types as t
@@ -77,7 +77,7 @@ class Client:
         self._channel: grpc.aio.Channel | None = None
         self._again = asyncio.Event()  # subscribe anew
         self._transport: tls.Transport | None = None
-        self._complaint = ""
+        self._complained = False
 
     # ---------------------------------------------------------------------------------- the controller's side
 
@@ -178,16 +178,16 @@ class Client:
             why = str(error) or "no answer in time"
         finally:
             self._channel = None
-        if self._machine.place.value != "away":
-            self._complaint = ""
+        if self._machine.place is not Place.AWAY:
+            self._complained = True  # the engine says it
         self._do(self._machine.lost(codec.line(why, 500)))
         self._complain(f"ClusterD at {self._address}: {why}; our own rules hold until it is back")
         return PAUSE
 
     def _complain(self, text: str) -> None:
-        """Once."""
-        if text != self._complaint:
-            self._complaint = text
+        """Once, until it is there again."""
+        if not self._complained:
+            self._complained = True
             log.warning("%s", codec.line(text, 1000))
 
     @contextlib.asynccontextmanager
@@ -220,7 +220,7 @@ class Client:
             request_serializer=wire.ClientInfo.SerializeToString,
             response_deserializer=wire.ProcessManageSignal.FromString,
         )(wire.ClientInfo(jobId=self._job, role=w.ROLE))
-        self._channel = channel
+        self._channel, self._complained = channel, False
         log.warning("ClusterD at %s decides how faults of job %s are answered", self._address, self._job)
         self._do(self._machine.connected())
         again = asyncio.ensure_future(self._again.wait())

@@ -66,6 +66,7 @@ class Negotiation:
         self._incident = False  # ranks are stopped
         self._consult: t.Consult | None = None  # the last one of this incident
         self._known: set[int] = set()  # ranks whose faults ClusterD knows
+        self._settled: set[int] = set()  # of these, who is well again: ClusterD tells of all faults of an event, always
         self._done: set[str] = set()  # events that are over
         self._heard: set[str] = set()  # preExitProcess has a uuid of its own
         self._offering = False  # strategies are to be reported with the next word of the engine
@@ -139,6 +140,7 @@ class Negotiation:
 
     def _tell(self, faults: tuple[tuple[int, str], ...], leaving: Collection[int] = ()) -> t.Told:
         """Faults that it names, and ranks whose nodes are to go."""
+        faults = tuple((rank, kind) for rank, kind in faults if rank not in self._settled)
         self._known |= {rank for rank, _ in faults} | {*leaving}
         kinds = {**{rank: w.fault_kind(kind) for rank, kind in faults}, **dict.fromkeys(leaving, "process")}
         return t.Told(0.0, tuple(sorted(kinds.items())), WHO)
@@ -153,6 +155,7 @@ class Negotiation:
             yield Report("ReportStopComplete", w.NOT_READY, why)
         else:
             self.uuid, self.place, self._next = signal.uuid, Place.STOPPING, ""
+            self._settled.clear()
             self._saving, self._resumed = signal.kind == w.SAVE_AND_EXIT, None
             yield self._tell(signal.faults)
 
@@ -201,8 +204,6 @@ class Negotiation:
         yield t.Asked(0.0, f"clusterd-resume-{signal.uuid}", "resume", {}, PAUSE_LIMIT, WHO)
 
     def _answered_by_engine(self, answer: t.Answer) -> Iterator[Output]:
-        if not self._pause or answer.id.rpartition("-")[0] not in ("clusterd-pause", "clusterd-resume"):
-            return
         code = w.OK if answer.ok else w.CLIENT_FAILED
         if answer.id == f"clusterd-pause-{self._pause}":
             self._pause = self._pause if answer.ok else ""
@@ -288,6 +289,8 @@ class Negotiation:
         self._incident = False
         if self.place is Place.EXECUTING:
             self._resumed = action.step
+            self._settled |= self._known
+            self._known.clear()
         elif self.place is Place.ALONE:
             self.place = Place.AWAY
             yield t.Steered(0.0, False, WHO, "it waits for something that is over")
@@ -317,6 +320,7 @@ class Negotiation:
         """The event is over."""
         self._consult = None
         self._known.clear()
+        self._settled.clear()
         self._offering = self._saving = False
         self._strategy = self._next = ""
         self._resumed = None

@@ -267,6 +267,7 @@ def _is_reason(stage: str, text: str) -> bool:
     if text.startswith(("this try to repair failed", "wrong shards", "no checkpoint:", "S = ")):
         return True
     chosen = stage == "decide" and ("try " in text or "attempt " in text)
+    chosen = chosen or (stage == "consult" and " decides for " in text)
     return chosen or (stage == "reboot" and text.startswith("waiting for newcomers"))
 
 

@@ -20,6 +20,7 @@ from mindspeed_tft.observe.files import stacks_name
 
 SCHEMA = 2
 _PACKAGES = ("mindspeed_tft", "torch", "torch_npu", "megatron-core", "mindspeed", "numpy", "grpcio", "protobuf")
+_DECIDING = ("decide", "decision", "plan", "consult")  # stages, or how their names begin
 _STACKS_KEPT = 32
 _LONGEST_STACKS = 64 << 10  # bytes of one rank
 
@@ -79,7 +80,7 @@ class Case:
             "step": step,
             "summary": summary,
             "job": dict(self.job),
-            "decision": [note.text for _, note in notes if note.stage.startswith(("decide", "decision", "plan"))],
+            "decision": [note.text for _, note in notes if note.stage.startswith(_DECIDING)],
             "seconds": stage_seconds([(when, note.stage) for when, note in notes], t0, at),
             "before": self._before(),
             "timeline": [self._note(when, note) for when, note in notes],

@@ -18,6 +18,7 @@ _MOST_NOTES = 400
 
 COLOURS = {
     "stop": "#c87619", "gone": "#c23030", "join": "#7157d9", "reboot": "#7157d9", "decide": "#a854a8",
+    "consult": "#c22762",
     "finish": "#96622d", "regroup": "#2d72d2", "repair": "#238551", "rollback": "#5f8a1d", "load": "#00857a",
     "resume": "#3fa45b", "stage": "#4c90f0", "write": "#215db0", "publish": "#184a90", "exit": "#738091",
     "closed": "#5f6b7c", "train": "#8f99a8", "discard": "#8f99a8", "save": "#215db0", "link": "#2d72d2",

@@ -5,9 +5,11 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import importlib
 import importlib.util
 import subprocess
 import sys
+from pathlib import Path
 from typing import TypeVar
 
 import pytest
@@ -136,11 +138,13 @@ def test_notes_and_ends_come_back(stage: str, text: str, warn: bool, step: int) 
 
 
 def test_every_type_of_the_engine_has_a_place() -> None:
-    """A new event or action must not be forgotten here. Ticks, notes and endings are the controller's own."""
+    """A new event or action must not be forgotten here. Ticks, notes, endings and what a cluster
+    manager says are the controller's own."""
     known = {
         t.Registered, t.Heartbeat, t.FaultSeen, t.RankLost, t.RankFinished, t.Reported, t.OrderDone, t.Tick,
         t.RankQuiet, t.Examined, t.Stop, t.Order, t.Examine, t.Kill, t.Note, t.Recovered, t.Closed,
         t.Held, t.Released, t.SavedStep, t.Asked, t.Withdrawn, t.Tell, t.Progress, t.Answer,
+        t.Steered, t.Told, t.Advised, t.Consult, t.Unadvised,
     }  # fmt: skip
     assert {*t.Event.__subclasses__(), *t.Action.__subclasses__()} == known
 
@@ -213,13 +217,16 @@ def test_frames_over_the_limit() -> None:
         list(framing.FrameReader(50).feed(framing.pack(message)))
 
 
-def test_the_generated_code_is_of_this_proto() -> None:
+@pytest.mark.parametrize("proto", generate.PROTOS, ids=lambda path: path.stem)
+def test_the_generated_code_is_of_this_proto(proto: Path) -> None:
     if importlib.util.find_spec("grpc_tools") is None:
         pytest.skip("grpcio-tools is not installed")
-    fresh = generate.generate()
+    fresh = generate.generate(proto)
     # The text depends on the release of protoc; what counts is the descriptor that it carries.
-    carried = wire.DESCRIPTOR.serialized_pb
-    line = next(row for row in fresh["wire_pb2.py"].splitlines() if "AddSerializedFile(" in row)
+    name = ".".join(proto.relative_to(generate.ROOT).with_suffix("").parts)
+    carried = importlib.import_module(f"{name}_pb2").DESCRIPTOR.serialized_pb
+    text = next(text for path, text in fresh.items() if path.suffix == ".py")
+    line = next(row for row in text.splitlines() if "AddSerializedFile(" in row)
     expected = ast.literal_eval(line.partition("AddSerializedFile(")[2].removesuffix(")"))
     assert carried == expected, "run: python -m mindspeed_tft.control.generate"
 

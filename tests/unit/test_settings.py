@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import re
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,9 @@ def test_the_preset_of_what_is_not_built_is_refused() -> None:
         resolve([], {"HIGH_AVAILABILITY": "elastic-training"})
 
 
+ON = ["--enable-high-availability"]
+MINDCLUSTER = {"PROCESS_RECOVER": "on", "MINDX_TASK_ID": "j", "MINDX_SERVER_IP": "10.0.0.1"}
+
 # For each setting values that it can take, other than its default.
 VALUES: dict[str, st.SearchStrategy[Any]] = {
     "optimizer_replica_num": st.integers(3, 64),
@@ -85,6 +89,7 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
     "tft_reboot_wait": st.floats(0.5, 86400),
     "tft_hang_seconds": st.floats(-10, 86400),
     "tft_dump_seconds": st.floats(0.5, 86400),
+    "tft_clusterd_wait": st.floats(0.5, 3600),
     "tft_controller_port": st.integers(1, 65535),
     "tft_metrics_port": st.integers(1, 65535),
     **dict.fromkeys(
@@ -97,6 +102,8 @@ VALUES: dict[str, st.SearchStrategy[Any]] = {
             "tft_fault_rules",
             "tft_metrics_host",
             "tft_otel_endpoint",
+            "tft_clusterd",
+            "tft_clusterd_job",
         ),
         st.text("abcdefgh./", min_size=1).map(lambda text: f"x{text}"),
     ),
@@ -154,6 +161,34 @@ def test_every_setting_has_a_flag_or_a_variable_and_a_meaning() -> None:
     assert dict(arguments.FLAGS)["--tft-deadline"]["help"] == settings.meaning("tft_deadline")
 
 
+def test_clusterd_is_asked_in_its_own_jobs_and_the_user_has_the_last_word() -> None:
+    found, origin = resolve(ON, {**MINDCLUSTER, "LOCAL_PROXY_ENABLE": "on"})
+    assert (found.clusterd, found.tft_clusterd_job) == ("http://127.0.0.1:8899", "j")
+    assert origin["tft_clusterd"].startswith("environment PROCESS_RECOVER=on")
+    assert found.deadlines().consult == found.tft_clusterd_wait == 60.0
+    for words, environ in (
+        (["--tft-clusterd", "none"], MINDCLUSTER),
+        ([], {**MINDCLUSTER, "PROCESS_RECOVER": "off"}),
+        ([], {}),
+    ):
+        alone, _ = resolve([*ON, *words], environ)
+        assert (alone.clusterd, alone.deadlines().consult) == ("", 0.0)
+
+
+def test_beside_a_real_taskd_nobody_is_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = tmp_path / "taskd" / "python" / "cython_api" / "libs" / "libtaskd.so"
+    library.parent.mkdir(parents=True)
+    library.touch()
+    (tmp_path / "taskd" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "taskd", raising=False)
+    environ = {**MINDCLUSTER, "LOCAL_PROXY_ENABLE": "on"}
+    with pytest.raises(Refused, match=r"TaskD is installed in .*there can only be one.*TASKD_PROCESS_ENABLE=off"):
+        resolve(ON, environ)
+    monkeypatch.setenv("TASKD_PROCESS_ENABLE", "off")
+    assert resolve(ON, environ)[0].clusterd
+
+
 def test_high_availability_words_are_stripped_and_imply_the_dump() -> None:
     found, _ = resolve([], {"HIGH_AVAILABILITY": " Retry , dump "})
     assert found.enable_high_availability and found.enable_hbmfault_repair
@@ -172,6 +207,12 @@ def test_high_availability_words_are_stripped_and_imply_the_dump() -> None:
         (["--tft-deadline", "0"], {}, "--tft-deadline", "--help"),
         (["--optimizer-replica-num", "0"], {}, "--optimizer-replica-num", "--help"),
         (["--tft-controller-port", "0"], {}, "--tft-controller-port", "--help"),
+        ([*ON, "--tft-clusterd", "http://127.0.0.1"], {}, "--tft-clusterd", "--tft-clusterd-job"),
+        ([*ON, "--tft-clusterd", "clusterd:8899"], {"MINDX_TASK_ID": "j"}, "--tft-clusterd", "http://HOST"),
+        ([*ON, "--tft-clusterd", "http://clusterd"], {"MINDX_TASK_ID": "j"}, "--tft-clusterd", "--tft-insecure"),
+        ([*ON, "--tft-clusterd", "https://clusterd"], {"MINDX_TASK_ID": "j"}, "--tft-clusterd", "--tft-tls-dir"),
+        (ON, MINDCLUSTER, "--tft-clusterd", "--tft-clusterd none"),
+        ([], {"MINDIO_WAIT_MINDX_TIME": "0"}, "--tft-clusterd-wait", "--help"),
         (["--tft-config", "no-such-preset"], {}, "--tft-config", "cpu-demo"),
     ],
 )
