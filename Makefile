@@ -4,6 +4,8 @@ SHELL := /bin/bash
 
 VENV := .venv
 BIN := $(VENV)/bin
+# MindSpore has an environment of its own, which nothing but `make test-mindspore` uses.
+MS_VENV := .venv-mindspore
 # More arguments for pip, e.g. PIP_ARGS="--index-url URL"
 PIP_ARGS ?=
 # More options for pytest (no paths), e.g. PYTEST_ARGS="-x -k engine"
@@ -18,7 +20,7 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
 # That PYTEST_ARGS selects none of them is no failure (5).
 SIMULATIONS = simulate() { $(BIN)/pytest -q -n auto tests/simulation $(PYTEST_ARGS) "$$@" || [ $$? = 5 ]; }; simulate
 
-.PHONY: help venv demo soak test test-full lint types docs clean
+.PHONY: help venv demo soak test test-full test-mindspore lint types docs clean
 
 help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /\1\t/' | expand -t 12
@@ -44,6 +46,14 @@ test-full: venv  ## run all tests
 	@$(SIMULATIONS) -m ""
 	@$(BIN)/pytest --ignore tests/simulation -m "" $(PYTEST_ARGS)
 
+test-mindspore: venv $(MS_VENV)/ready  ## break real jobs of MindSpore on CPU (installs it into .venv-mindspore; minutes)
+	@TFT_MINDSPORE_PYTHON="$(CURDIR)/$(MS_VENV)/bin/python" $(BIN)/pytest tests/mindspore $(PYTEST_ARGS)
+
+$(MS_VENV)/ready: requirements/mindspore.txt pyproject.toml setup.cfg
+	@"$(PYTHON)" -m venv $(MS_VENV)
+	@$(MS_VENV)/bin/pip install --quiet --disable-pip-version-check $(PIP_ARGS) -r requirements/mindspore.txt -e .
+	@touch $@
+
 lint: venv  ## ruff: style and format
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check .
 
@@ -54,5 +64,5 @@ docs: venv  ## build the documentation site into site/ (open site/index.html)
 	@set -o pipefail; NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict 2>&1 | { grep -v ^INFO || true; } && echo site/index.html
 
 clean:  ## remove .venv, caches and build folders
-	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MS_VENV) build dist site *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -not -path './.git/*' -prune -exec rm -rf {} +

@@ -430,10 +430,11 @@ class _Chooser:
     def _doubt(self, rank: int) -> tuple[int, bool]:
         return self._doubts.get(rank, 0), bool(self._reports[rank].fault)
 
-    def _as_writer(self, rank: int) -> tuple[bool, int, bool, int, int, int]:
+    def _as_writer(self, rank: int) -> tuple[bool, int, bool, bool, int, int, int]:
         info = self._infos[rank]
         second_to_none = info.part in self._apart and info.dp_rank != 0  # see rng_conflict
-        return (second_to_none, *self._doubt(rank), -len(info.holds), info.dp_rank, rank)
+        unfinished = self._agreement.offers[rank].means is Means.FINISH_UPDATE  # it may fail in what is left to do
+        return (second_to_none, *self._doubt(rank), unfinished, -len(info.holds), info.dp_rank, rank)
 
     def explain_shards(self, missing: list[str]) -> str:
         told = (

@@ -1,0 +1,266 @@
+"""Puts the protection of one rank together: settings -> place -> control plane -> member. The callback calls it."""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import logging
+import os
+import signal
+import sys
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from types import FrameType, TracebackType
+from typing import Any
+
+from mindspeed_tft.control import launch, stacks
+from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig, ControlUnavailable, meeting_dir
+from mindspeed_tft.control.processor import Processor
+from mindspeed_tft.engine.types import RankInfo
+from mindspeed_tft.mindspore import layout, places, switches
+from mindspeed_tft.mindspore.framework import STEP, Handler, Link, MindSpore, on_ascend, why_no_dump_of
+from mindspeed_tft.mindspore.member import Member
+from mindspeed_tft.observe import logs
+from mindspeed_tft.recovery import files
+from mindspeed_tft.settings import Refused, Settings, build, from_environment
+
+log = logging.getLogger(__name__)
+
+ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+WHOLE = "whole"  # name of the part where all ranks hold everything
+_ELSEWHERE = {
+    "enable_hbmfault_repair": switches.REFUSED["UCE"],
+    "enable_worker_reboot": switches.REFUSED["ARF"],
+    "enable_elastic_training": ("the groups of MindSpore cannot be built anew with fewer ranks", "leave it out"),
+}
+_SAME = ("stand_alone", "data_parallel")  # parallel modes in which all ranks hold the same
+
+
+def settle(environ: Mapping[str, str], given: Mapping[str, Any], switched: switches.Switches) -> Settings:
+    """The settings of a job: the environment first, as for Megatron.
+
+    Raises:
+        Refused: one that is unknown, malformed, or not served for MindSpore.
+    """
+    layers = [(f"environment {name}", {key: value}) for name, key, value in (
+        (switches.IP, "tft_controller_address", switched.address), (switches.PORT, "tft_controller_port", switched.port)
+    ) if value is not None]  # fmt: skip
+    for key in given:
+        if key not in Settings.model_fields:
+            raise Refused(f"FaultTolerance({key}=...)", "there is no such setting", "see docs/mindspore.md")
+    found, _ = build([*layers, *from_environment(environ), ("FaultTolerance(...)", given)])
+    for key, (reason, remedy) in _ELSEWHERE.items():
+        if getattr(found, key):
+            raise Refused(key, f"{reason} (MindSpore)", remedy)
+    return found
+
+
+class Training:
+    """The protection of this process, over all calls of `Model.train` in it."""
+
+    def __init__(self, save: Path, part: str, link_handler: Handler | None, given: Mapping[str, Any]) -> None:
+        self._switches = switches.read(os.environ)
+        self._settings = settle(os.environ, given, self._switches)
+        if part and not layout.valid_part(part):
+            raise Refused(
+                "FaultTolerance(part=...)", f"{part!r} cannot be the name of a file", "use letters and digits"
+            )
+        self._save, self._part, self._handler = save.absolute(), part, link_handler
+        self._member: Member | None = None
+        self._base = 0  # the step before the first one of this process
+        self._offset = 0  # from MindSpore's count of steps to ours
+        self._last = 0
+        self._parameters: Any = None
+
+    # ------------------------------------------------------------------------------------------------ resuming
+
+    def resume(self, network: Any) -> int:
+        """See `FaultTolerance.resume`."""
+        import mindspore as ms
+
+        step = layout.latest(self._save)
+        if step is None:
+            return 0
+        directory = layout.checkpoint(self._save, step)
+        files.verify_checkpoint(directory)
+        path = layout.part_file(directory, self._part or WHOLE)
+        found = ms.load_checkpoint(str(path))
+        stated = int(found.pop(STEP).asnumpy()) if STEP in found else step
+        wanted = set(network.parameters_dict())
+        if stated != step or not wanted <= set(found):
+            lacks = f"lacks {sorted(wanted - set(found))[:3]}" if stated == step else f"is of step {stated}"
+            raise files.DumpError(f"{path} does not fit this job: it {lacks}")
+        missing, _ = ms.load_param_into_net(network, found, strict_load=True)
+        if missing:
+            raise files.DumpError(f"{path} was not loaded completely: {missing[:3]} are not in it")
+        self._base = step
+        return step
+
+    # ------------------------------------------------------------------------------------------------ the step path
+
+    def begin(self, args: Any) -> None:
+        """`Model.train` begins. The first call of a process starts its protection."""
+        if not self._switches.any:
+            return
+        count = int(getattr(args, "cur_step_num", 0) or 0)
+        if self._member is None:
+            self._last = self._base
+            self._start(args)
+        self._offset = self._last - count
+
+    def step_begin(self, args: Any) -> None:
+        if self._member is not None:
+            self._member.step_begin(self._last + 1)
+
+    def step_end(self, args: Any, leaves: bool) -> None:
+        if self._member is None:
+            return
+        step = int(args.cur_step_num) + self._offset
+        if step != self._last + 1:
+            raise Refused(
+                "sink_size",
+                f"a callback sees step {step} after step {self._last}: several steps pass as one",
+                "train with dataset_sink_mode=False, or sink_size=1",
+            )
+        self._last = step
+        total = int(getattr(args, "epoch_num", 0) or 0) * int(getattr(args, "batch_num", 0) or 0)
+        self._member.step_end(step, leaves or (total > 0 and int(args.cur_step_num) >= total))
+
+    def failed(self, exc: Exception) -> None:
+        """`Model.train` ends with an exception. Does not return where a controller protects this job."""
+        if self._member is not None:
+            atexit.unregister(_goodbye)  # the others must not wait for this rank
+            self._member.failed(exc)
+
+    # ------------------------------------------------------------------------------------------------ starting
+
+    def _start(self, args: Any) -> None:
+        place = places.find(os.environ)
+        mode = str(getattr(args, "parallel_mode", "stand_alone"))
+        if not self._part and mode not in _SAME and place.world_size > 1:
+            raise Refused(
+                "FaultTolerance(part=...)",
+                f"in parallel mode {mode} ranks hold different parameters, and nothing says which hold the same",
+                "name it on each rank: the same name for ranks with the same slices",
+            )
+        network = args.train_network
+        if why := why_no_dump_of(network.parameters_dict()):
+            raise Refused("FaultTolerance", why, "train without it")
+        framework = MindSpore(network, lambda: self._notes(args))
+        part = self._part or WHOLE
+        info = RankInfo(place.rank, place.host, os.getpid(), part, place.rank, (f"{part}/state",))
+        self._member = self._protect(place, info, framework, str(mode))
+        self._member.begin(self._base)
+
+    @staticmethod
+    def _notes(args: Any) -> dict[str, Any]:
+        """What MindFormers reads of a checkpoint when it resumes."""
+        count, batches = int(getattr(args, "cur_step_num", 0) or 0), int(getattr(args, "batch_num", 0) or 0)
+        return {"epoch_num": int(getattr(args, "cur_epoch_num", 0) or 0), "step_num": count, "batch_num": batches}
+
+    def _protect(self, place: places.Place, info: RankInfo, framework: MindSpore, mode: str) -> Member:
+        found, rank = self._settings, place.rank
+        deadlines = found.deadlines()
+        logs.bind(rank=rank, host=place.host)
+        logs.install(found.tft_log_format)
+        incidents = found.tft_incident_dir or str(self._save / "tft_incidents")
+        config = place.config(
+            deadlines,
+            incidents,
+            port=found.tft_controller_port,
+            tls_dir=found.tft_tls_dir,
+            tls_key_password_file=found.tft_tls_key_password_file,
+            tls_decrypt=found.tft_tls_decrypt,
+            insecure=found.tft_insecure,
+            strategies=("dump",),
+            metrics_port=found.tft_metrics_port,
+            metrics_host=found.tft_metrics_host,
+            otel_endpoint=found.tft_otel_endpoint,
+            job={"framework": "mindspore", "layout": f"{mode} x {place.world_size}", "strategies": "dump"},
+            log_format=found.tft_log_format,
+        )
+        if found.tft_controller_address:
+            config = dataclasses.replace(config, controller_host=found.tft_controller_address)
+        alone = not self._part
+        link_host = Link(place.world_size, framework.agree, self._handler, self._why_no_link)
+        resume = places.resume_words(os.environ)
+        wanted = {"pauses": self._switches.pause, "dumps": self._switches.dump}
+        member = Member(framework, info, deadlines, self._save, resume, alone, link_host, **wanted)
+        path, unavailable = _meet(config, rank, place.local_rank)
+        revive = None if unavailable else launch.reviver(config, place.local_rank)
+        link = Processor(path, deadlines, on_stop=member.stopped, revive=revive)
+        member.connect(link)
+        stacks.offer()
+        started = link.start(info, 1.0 if unavailable else config.start)
+        if not started:
+            log.error("*** rank %d trains WITHOUT protection for now: %s ***", rank, unavailable or "see above")
+        logs.bind(step=lambda: link.step, epoch=lambda: link.stop_epoch)
+        _catch_endings(member)
+        _catch_uncaught(member)
+        atexit.register(_goodbye, link)
+        if started:
+            log.info("pid %d is protected: part %s of %d ranks", info.pid, info.part, place.world_size)
+        if rank == 0 and self._switches.dump and (warning := places.why_no_dying_gasp(os.environ)):
+            logs.say(f"*** {warning} ***", sys.stderr)
+        return member
+
+    def _why_no_link(self) -> str:
+        if self._handler is not None:
+            return ""
+        if not on_ascend():
+            return "this job has one link: only HCCL has two; for something else give FaultTolerance a link_handler"
+        return switches.why_no_link_switch(self._switches)
+
+
+def _meet(config: ControlConfig, rank: int, local_rank: int) -> tuple[Path, str]:
+    """Where this host's relay listens, or will, and why it does not ("" when it does). A refusal ends the job here."""
+    try:
+        return launch.ensure_host(config, rank, local_rank), ""
+    except (ControlUnavailable, OSError) as exc:
+        reason = str(exc)
+    try:
+        return meeting_dir(config) / RELAY_SOCKET, reason
+    except ControlUnavailable:
+        return Path(os.devnull), reason  # nobody ever listens there
+
+
+def _goodbye(link: Processor) -> None:
+    link.goodbye()
+    link.close()
+
+
+def _catch_endings(member: Member) -> None:
+    """A signal that asks this rank to end is a fault of the job. A handler that somebody installed stays."""
+    if threading.current_thread() is not threading.main_thread():
+        log.warning("not on the main thread: a signal ends this rank without a dump")
+        return
+    for number in ENDING:
+        previous = signal.getsignal(number)
+        if previous in (signal.SIG_DFL, signal.default_int_handler):
+            signal.signal(number, _handler(member, previous))
+
+
+def _handler(member: Member, previous: Any) -> Any:
+    def handle(number: int, frame: FrameType | None) -> None:
+        if member.terminated(signal.Signals(number).name):
+            return
+        if callable(previous):
+            previous(number, frame)
+        else:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+    return handle
+
+
+def _catch_uncaught(member: Member) -> None:
+    """Faults outside `Model.train` reach the interpreter's own hook."""
+    previous = sys.excepthook
+
+    def handle(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
+        atexit.unregister(_goodbye)
+        member.failed(exc)
+        previous(kind, exc, trace)
+
+    sys.excepthook = handle

@@ -1,0 +1,103 @@
+"""A small data-parallel job of MindSpore: a network of three layers with Adam, whose batches follow from step and rank.
+
+It is what a user would write, with one line for the plugin. The argument is JSON:
+    steps, out (for the final bytes), mode (0 graph, 1 pynative), plugin (arguments of FaultTolerance; none: without),
+    fault {step, rank, signal, mark}: sent to this very process once, as long as the file `mark` is not there,
+    slow: seconds that each step takes at least
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import mindspore as ms
+import numpy as np
+from mindspore import nn
+from mindspore.communication import get_group_size, get_rank, init
+from mindspore.dataset import GeneratorDataset
+from mindspore.train import Callback, Model
+
+WORDS = json.loads(sys.argv[1])
+
+
+class Network(nn.Cell):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.SequentialCell(nn.Dense(8, 64), nn.Tanh(), nn.Dense(64, 64), nn.Tanh(), nn.Dense(64, 4))
+
+    def construct(self, x: Any) -> Any:
+        return self.layers(x)
+
+
+class Batches:
+    """Of one rank, from the step after `done` on."""
+
+    def __init__(self, done: int, rank: int) -> None:
+        self.done, self.rank = done, rank
+
+    def __iter__(self) -> Iterator[tuple[Any, Any]]:
+        for step in range(self.done + 1, WORDS["steps"] + 1):
+            numbers = np.random.default_rng([step, self.rank])
+            x = numbers.standard_normal((16, 8), dtype=np.float32)
+            yield x, np.tanh(x[:, :4] * 0.5).astype(np.float32)
+
+    def __len__(self) -> int:
+        return WORDS["steps"] - self.done
+
+
+class Watch(Callback):  # type: ignore[misc]
+    """Says each step, takes its time, and meets its fault."""
+
+    def __init__(self, done: int, rank: int) -> None:
+        super().__init__()
+        self.done, self.rank = done, rank
+
+    def on_train_step_begin(self, run_context: Any) -> None:
+        step = self.done + run_context.original_args().cur_step_num
+        fault = WORDS.get("fault")
+        if fault and (step, self.rank) == (fault["step"], fault["rank"]) and not os.path.exists(fault["mark"]):
+            Path(fault["mark"]).write_text(str(time.time()))
+            os.kill(os.getpid(), getattr(signal, fault["signal"]))
+        time.sleep(WORDS.get("slow", 0.0))
+
+    def on_train_step_end(self, run_context: Any) -> None:
+        args = run_context.original_args()
+        print(f"step {self.done + args.cur_step_num} loss {float(args.net_outputs.asnumpy()).hex()}", flush=True)
+
+
+def main() -> None:
+    ms.set_context(mode=WORDS.get("mode", 0), device_target="CPU")
+    ms.set_seed(7)
+    init()
+    rank = get_rank()
+    ms.set_auto_parallel_context(
+        parallel_mode=ms.ParallelMode.DATA_PARALLEL, gradients_mean=True, device_num=get_group_size()
+    )
+    network = Network()
+    model = Model(network, nn.MSELoss(), nn.Adam(network.trainable_params(), learning_rate=0.01))
+    done, callbacks = 0, []
+    if "plugin" in WORDS:
+        from mindspeed_tft.mindspore import FaultTolerance
+
+        protection = FaultTolerance(**WORDS["plugin"])
+        done = protection.resume(model.train_network)
+        callbacks.append(protection)
+    callbacks.append(Watch(done, rank))
+    data = GeneratorDataset(Batches(done, rank), ["x", "y"], shuffle=False, num_parallel_workers=1)
+    print(f"from step {done}", flush=True)
+    if done < WORDS["steps"]:
+        model.train(1, data, callbacks=callbacks, dataset_sink_mode=False)
+    final = {name: value.asnumpy() for name, value in model.train_network.parameters_dict().items()}
+    np.savez(f"{WORDS['out']}-{rank}.npz", **{name.replace("/", "|"): value for name, value in final.items()})
+    print("finished", flush=True)
+
+
+if __name__ == "__main__":
+    main()
