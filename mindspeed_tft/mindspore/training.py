@@ -105,6 +105,7 @@ class Training:
             return
         count = int(getattr(args, "cur_step_num", 0) or 0)
         if self._member is None:
+            self._base = self._base or count  # a trainer that has loaded a state itself counts on from there
             self._last = self._base
             self._start(args)
         self._offset = self._last - count

@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-import json
-import os
-import re
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
-import psutil
 import pytest
-
-if TYPE_CHECKING:
-    import subprocess
-
-    from tests.conftest import Processes
+from mindspore_jobs import PYTHON, Final, Jobs
 
 HERE = Path(__file__).resolve().parent
-ROOT = HERE.parent.parent
-PYTHON = os.environ.get("TFT_MINDSPORE_PYTHON", "")
-NAMES = ROOT / "mindspeed_tft" / "names" / "taskd"
-STEPS = 20
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,136 +19,18 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 item.add_marker(skip)
 
 
-@dataclass
-class Job:
-    """One msrun with all that it left behind."""
-
-    process: subprocess.Popen[str]
-    logs: Path
-    out: Path
-    save: Path
-    output: str = ""
-    family: dict[int, psutil.Process] = field(default_factory=dict)
-
-    def log(self, rank: int) -> str:
-        path = self.logs / f"worker_{rank}.log"
-        return path.read_text(errors="replace") if path.exists() else ""
-
-    def wait_for_step(self, step: int, rank: int = 0, timeout: float = 90.0) -> None:
-        self.wait(lambda: re.search(rf"^step {step} ", self.log(rank), re.M), timeout, f"step {step}")
-
-    def wait(self, condition: Callable[[], object], timeout: float, what: str) -> None:
-        end = time.monotonic() + timeout
-        while not condition():
-            assert time.monotonic() < end and self.process.poll() is None, f"no {what}: {self.told()}"
-            self.remember()
-            time.sleep(0.1)
-
-    def remember(self) -> None:
-        """All processes that were ever seen below msrun."""
-        for child in psutil.Process(self.process.pid).children(recursive=True):
-            self.family[child.pid] = child
-
-    def end(self, timeout: float = 150.0) -> int:
-        """Its exit status."""
-        end = time.monotonic() + timeout
-        while self.process.poll() is None:
-            assert time.monotonic() < end, f"still running: {self.told()}"
-            self.remember_if_there()
-            time.sleep(0.1)
-        assert self.process.stdout is not None
-        self.output = self.process.stdout.read()
-        return self.process.returncode
-
-    def remember_if_there(self) -> None:
-        try:
-            self.remember()
-        except psutil.NoSuchProcess:
-            return
-
-    def left(self) -> list[str]:
-        """Processes of the job that live on, but for our control processes, which end by themselves."""
-        found = []
-        for process in self.family.values():
-            try:
-                words = " ".join(process.cmdline())
-                if process.is_running() and process.status() != psutil.STATUS_ZOMBIE and "control" not in words:
-                    found.append(words)
-            except psutil.NoSuchProcess:
-                continue
-        return found
-
-    def told(self) -> str:
-        return f"{self.output[-3000:]}\n--- rank 0\n{self.log(0)[-3000:]}\n--- rank 1\n{self.log(1)[-3000:]}"
-
-    def final(self, rank: int) -> dict[str, bytes]:
-        """The bytes of all parameters at the end, optimizer states included."""
-        import numpy as np
-
-        with np.load(f"{self.out}-{rank}.npz") as found:
-            return {name: found[name].tobytes() for name in found.files}
-
-
-@dataclass
-class Jobs:
-    """Starts jobs below one directory."""
-
-    processes: Processes
-    ports: Callable[[int], list[int]]
-    directory: Path
-    count: int = 0
-
-    def start(
-        self,
-        plugin: dict[str, Any] | None = None,
-        tft: str = "",
-        agent: bool = False,
-        env: dict[str, str] | None = None,
-        program: str = "job.py",
-        **words: Any,
-    ) -> Job:
-        """Two ranks. `plugin`: arguments of FaultTolerance beside `save`; `tft`: MS_ENABLE_TFT; `agent`: ours."""
-        self.count += 1
-        base = self.directory / f"job{self.count}"
-        base.mkdir()
-        save = base / "save"
-        told: dict[str, Any] = {"steps": STEPS, "out": str(base / "final"), **words}
-        if plugin is not None:
-            told["plugin"] = {"save": str(save), **plugin}
-        bin_ = Path(PYTHON).parent
-        added = {"PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}", "GLOG_v": "2", **(env or {})}
-        if tft:
-            added["MS_ENABLE_TFT"] = tft
-        if agent:
-            added["PYTHONPATH"] = str(NAMES)
-        (port,) = self.ports(1)
-        command = [
-            *(bin_ / "msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={port}"),
-            *(f"--log_dir={base / 'logs'}", "--join=True", "--cluster_time_out=60"),
-            *(HERE / "programs" / program, json.dumps(told)),
-        ]
-        process = self.processes.start(command, cwd=base, env=added)
-        return Job(process, base / "logs", base / "final", save)
-
-
 @pytest.fixture(scope="session")
-def unbroken(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> dict[int, dict[str, bytes]]:
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Final]:
     """The final bytes of both ranks of the same job without the plugin and without a fault."""
-    from ports import free_port
-
-    from tests.conftest import Processes
-
-    processes = Processes()
-    try:
-        jobs = Jobs(processes, lambda count: [free_port() for _ in range(count)], tmp_path_factory.mktemp("unbroken"))
-        job = jobs.start()
-        assert job.end() == 0, job.told()
-        return {rank: job.final(rank) for rank in (0, 1)}
-    finally:
-        for process in processes.started:
-            processes.kill(process)
+    jobs = Jobs(tmp_path_factory.mktemp("unbroken"))
+    job = jobs.start()
+    assert job.end() == 0, job.told()
+    yield {rank: job.final(rank) for rank in (0, 1)}
+    jobs.end()
 
 
 @pytest.fixture
-def jobs(processes: Processes, free_ports: Callable[[int], list[int]], tmp_path: Path) -> Iterator[Jobs]:
-    yield Jobs(processes, free_ports, tmp_path)
+def jobs(tmp_path: Path) -> Iterator[Jobs]:
+    found = Jobs(tmp_path)
+    yield found
+    found.end()

@@ -4,6 +4,7 @@ It is what a user would write, with one line for the plugin. The argument is JSO
     steps, out (for the final bytes), mode (0 graph, 1 pynative), plugin (arguments of FaultTolerance; none: without),
     fault {step, rank, signal, mark}: sent to this very process once, as long as the file `mark` is not there,
     slow: seconds that each step takes at least
+    spoil: one weight is the next number above what it should be
 """
 
 from __future__ import annotations
@@ -82,6 +83,11 @@ def main() -> None:
     )
     network = Network()
     model = Model(network, nn.MSELoss(), nn.Adam(network.trainable_params(), learning_rate=0.01))
+    if WORDS.get("spoil"):
+        weight = network.trainable_params()[0]
+        changed = weight.asnumpy().copy()
+        changed.flat[0] = np.nextafter(changed.flat[0], np.float32(9))
+        weight.set_data(ms.Tensor(changed))
     done, callbacks = 0, []
     if "plugin" in WORDS:
         from mindspeed_tft.mindspore import FaultTolerance
