@@ -12,9 +12,11 @@ import logging
 import os
 import signal
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -87,18 +89,22 @@ class Agent:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
             signal.signal(number, self._end)
         try:
-            return self._run()
+            with tempfile.TemporaryDirectory(prefix="tft-msrun-") as told_in:
+                return self._run(Path(told_in))
         finally:
-            self._clear(_SCHEDULER)
+            self._clear()
 
-    def _run(self) -> int:
+    def _run(self, told_in: Path) -> int:
+        os.environ[places.STATUS] = str(told_in)
+        os.environ[places.LOCAL] = str(len(self._look()))
         while True:
             os.environ[places.LIFE] = str(self.life)
             self._functions["START_ALL_WORKER"]()
             states = self._watch()
             if all(state == 0 for state in states.values()):
                 return 0
-            self._functions["KILL_WORKER"](ALL)
+            self._functions["KILL_WORKER"](ALL)  # MindSpore's scheduler stays, and takes the next ones in
+            states.update(left_status(told_in))
             code = worst(states)
             told = ", ".join(f"rank {rank}: {state}" for rank, state in sorted(states.items()))
             if self._asked or self.life >= self._limits.restarts:
@@ -107,7 +113,6 @@ class Agent:
                 )
                 _say(f"the job ends with status {code}, and is not started again: {why}; {told}")
                 return code
-            self._clear(0.0)
             self.life += 1
             _say(f"the job is started again, {self.life} of {self._limits.restarts} times; {told}")
 
@@ -139,10 +144,10 @@ class Agent:
             if facts["status"] is None and facts["pid"] > 0:
                 os.kill(int(facts["pid"]), signal.SIGTERM)
 
-    def _clear(self, patience: float) -> None:
+    def _clear(self) -> None:
         """Nothing that msrun started is left: workers, the scheduler, the `tail` of a log."""
         left = psutil.Process().children(recursive=True)
-        _, left = psutil.wait_procs(left, timeout=patience) if patience else ([], left)
+        _, left = psutil.wait_procs(left, timeout=_SCHEDULER)
         for process in left:
             try:
                 process.kill()
@@ -151,6 +156,15 @@ class Agent:
         _, left = psutil.wait_procs(left, timeout=_KILLED)
         if left:
             log.warning("processes %s of this job do not end", [process.pid for process in left])
+
+
+def left_status(directory: Path) -> dict[int, int]:
+    """What workers said when they left, by rank; said once. msrun's MONITOR says 300 of every worker that failed."""
+    found = {}
+    for path in directory.iterdir():
+        found[int(path.name)] = int(path.read_text(encoding="utf-8"))
+        path.unlink()
+    return found
 
 
 def worst(states: Mapping[int, int]) -> int:

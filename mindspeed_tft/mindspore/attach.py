@@ -50,10 +50,10 @@ def _train(wrapped: Any, model: Any, args: tuple[Any, ...], kwargs: dict[str, An
     if not any(isinstance(one, FaultTolerance) for one in callbacks):
         protection = FaultTolerance(save_directory(os.environ))
         done = 0 if _resumes_itself(bound.arguments) else protection.resume(model.train_network)
-        if done:
-            _go_on_after(done, bound.arguments)
         # First in the row: what other callbacks save at the end of a step comes after the step was agreed on.
         bound.arguments["callbacks"] = [protection, *callbacks]
+        if done and not _finish_epoch(wrapped, done, bound):
+            return None
     return wrapped(*bound.args, **bound.kwargs)
 
 
@@ -63,13 +63,23 @@ def _resumes_itself(arguments: Mapping[str, Any]) -> bool:
     return bool(arguments.get("initial_epoch")) or bool(getattr(data, "get_init_step", lambda: 0)())
 
 
-def _go_on_after(done: int, arguments: dict[str, Any]) -> None:
-    data = arguments["train_dataset"]
-    if not hasattr(data, "set_init_step"):
+def _finish_epoch(wrapped: Any, done: int, bound: inspect.BoundArguments) -> bool:
+    """Train what is left of the epoch in which step `done` was; the other epochs are left in `bound`. False: none is.
+
+    Raises:
+        Refused: data that cannot begin behind a batch.
+    """
+    data, last = bound.arguments["train_dataset"], int(bound.arguments["epoch"])
+    if not hasattr(data, "skip"):
         raise Refused(
             "MS_ENABLE_TFT",
             f"a checkpoint of step {done} is there, and {type(data).__name__} cannot begin behind it",
             "use a dataset of mindspore.dataset, or FaultTolerance.resume in the script",
         )
-    data.set_init_step(done)
-    arguments["initial_epoch"] = done // data.get_dataset_size()
+    epoch, batches = divmod(done, data.get_dataset_size())
+    if batches and epoch < last:
+        arguments = {**bound.arguments, "epoch": epoch + 1, "initial_epoch": epoch, "train_dataset": data.skip(batches)}
+        wrapped(**arguments)
+        epoch += 1
+    bound.arguments["initial_epoch"] = epoch
+    return epoch < last

@@ -54,16 +54,19 @@ class Snapshots:
 class MindSpore:
     """See `member.Framework`."""
 
-    def __init__(self, network: Any, notes: Callable[[], Mapping[str, Any]] = dict) -> None:
+    def __init__(
+        self, parameters: Mapping[str, Any], world_size: int, notes: Callable[[], Mapping[str, Any]] = dict
+    ) -> None:
         """
         Args:
-            network: the cell that trains, with the optimizer in it.
+            parameters: of the cell that trains, those of the optimizer in it included.
             notes: what a checkpoint says beside its tensors: numbers, truth values and texts by name.
         """
-        self._snapshots = Snapshots(network.parameters_dict())
+        self._snapshots = Snapshots(parameters)
         self._notes = notes
         self._noted: dict[int, dict[str, Any]] = {}
         self._reduce: Any = None
+        self._world_size = world_size
 
     def keep(self, step: int) -> None:
         self._snapshots.keep(step)
@@ -91,6 +94,8 @@ class MindSpore:
         return files.sha256_of(path)
 
     def agree(self, numbers: Sequence[int]) -> list[int]:
+        if self._world_size == 1:  # nobody else is there, and perhaps no group
+            return list(numbers)
         import mindspore as ms
         from mindspore import ops
 

@@ -26,7 +26,7 @@ from typing import Any, NoReturn, Protocol
 from mindspeed_tft.control.processor import Processor
 from mindspeed_tft.engine.incident import EXIT_UNDECIDED
 from mindspeed_tft.engine.types import Commit, Deadlines, Order, OrderKind, RankInfo, RankReport, Update
-from mindspeed_tft.mindspore import layout
+from mindspeed_tft.mindspore import layout, places
 from mindspeed_tft.observe import logs
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery.hold import Boundary, HoldBroken
@@ -337,6 +337,7 @@ class Member:
         """End this process at once: the main thread may be in a collective that never ends."""
         if message:
             logs.say(message, sys.stderr)
+        places.leave_status(os.environ, self.info.rank, code)
         self.link.close()
         logging.shutdown()
         sys.stdout.flush()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -15,8 +17,11 @@ from mindspeed_tft.control.config import ControlConfig
 from mindspeed_tft.engine.types import Deadlines
 from mindspeed_tft.settings import Refused
 
+log = logging.getLogger(__name__)
+
 LIFE = "TFT_MSRUN_LIFE"  # set by our agent: how often the job was started again
 LOCAL = "TFT_MSRUN_LOCAL"  # set by our agent: workers of this host
+STATUS = "TFT_MSRUN_STATUS"  # set by our agent: where a worker that leaves on our word says its exit status
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,16 @@ def launcher() -> list[str]:
     except psutil.Error:
         return []
     return found if any("msrun" in word or "mindspore.parallel.cluster.run" in word for word in found[:4]) else []
+
+
+def leave_status(environ: Mapping[str, str], rank: int, code: int) -> None:
+    """Tell our agent the exit status of this process: msrun's functions tell every failure as the same one."""
+    directory = environ.get(STATUS)
+    if directory:
+        try:
+            Path(directory, str(rank)).write_text(str(code), encoding="utf-8")
+        except OSError as exc:
+            log.warning("the agent is not told of exit status %d: %s", code, exc)
 
 
 def resume_words(environ: Mapping[str, str]) -> str:

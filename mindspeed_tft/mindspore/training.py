@@ -103,7 +103,7 @@ class Training:
         """`Model.train` begins. The first call of a process starts its protection."""
         if not self._switches.any:
             return
-        count = int(getattr(args, "cur_step_num", 0) or 0)
+        count = int(args.get("cur_step_num") or 0)
         if self._member is None:
             self._base = self._base or count  # a trainer that has loaded a state itself counts on from there
             self._last = self._base
@@ -125,7 +125,7 @@ class Training:
                 "train with dataset_sink_mode=False, or sink_size=1",
             )
         self._last = step
-        total = int(getattr(args, "epoch_num", 0) or 0) * int(getattr(args, "batch_num", 0) or 0)
+        total = int(args.get("epoch_num") or 0) * int(args.get("batch_num") or 0)
         self._member.step_end(step, leaves or (total > 0 and int(args.cur_step_num) >= total))
 
     def failed(self, exc: Exception) -> None:
@@ -138,17 +138,17 @@ class Training:
 
     def _start(self, args: Any) -> None:
         place = places.find(os.environ)
-        mode = str(getattr(args, "parallel_mode", "stand_alone"))
+        mode = str(args.get("parallel_mode", "stand_alone"))
         if not self._part and mode not in _SAME and place.world_size > 1:
             raise Refused(
                 "FaultTolerance(part=...)",
                 f"in parallel mode {mode} ranks hold different parameters, and nothing says which hold the same",
                 "name it on each rank: the same name for ranks with the same slices",
             )
-        network = args.train_network
-        if why := why_no_dump_of(network.parameters_dict()):
+        parameters = args.train_network.parameters_dict()
+        if why := why_no_dump_of(parameters):
             raise Refused("FaultTolerance", why, "train without it")
-        framework = MindSpore(network, lambda: self._notes(args))
+        framework = MindSpore(parameters, place.world_size, lambda: self._notes(args))
         part = self._part or WHOLE
         info = RankInfo(place.rank, place.host, os.getpid(), part, place.rank, (f"{part}/state",))
         self._member = self._protect(place, info, framework, str(mode))
@@ -157,8 +157,8 @@ class Training:
     @staticmethod
     def _notes(args: Any) -> dict[str, Any]:
         """What MindFormers reads of a checkpoint when it resumes."""
-        count, batches = int(getattr(args, "cur_step_num", 0) or 0), int(getattr(args, "batch_num", 0) or 0)
-        return {"epoch_num": int(getattr(args, "cur_epoch_num", 0) or 0), "step_num": count, "batch_num": batches}
+        names = {"epoch_num": "cur_epoch_num", "step_num": "cur_step_num", "batch_num": "batch_num"}
+        return {name: int(args.get(theirs) or 0) for name, theirs in names.items()}
 
     def _protect(self, place: places.Place, info: RankInfo, framework: MindSpore, mode: str) -> Member:
         found, rank = self._settings, place.rank

@@ -1,0 +1,83 @@
+"""A rank in a job whose collectives cannot be aborted: real processes, real control plane, a toy
+for the framework. Which step is saved, and from which copy."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import control_support
+import pytest
+from ports import free_port
+
+from mindspeed_tft.mindspore import layout
+from mindspeed_tft.recovery import files
+
+PROGRAM = Path(__file__).parent / "programs" / "member_rank.py"
+TWO_PARTS = ["a", "a", "b", "b"]
+
+
+class Ranks:
+    """Four of them, and what they leave."""
+
+    def __init__(self, tmp: Path) -> None:
+        self.tmp, self.save = tmp, tmp / "save"
+        self.started: list[subprocess.Popen[str]] = []
+
+    def run(self, where: str, parts: list[str], copies: int = 2) -> dict[int, int]:
+        """Rank 3 is killed in step 5; exit statuses by rank."""
+        config = control_support.config(self.tmp, 4, engine="mindspeed_tft.engine.machine:Engine")
+        words = {"config": config.to_json(), "port": free_port(), "save": str(self.save), "steps": 8, "parts": parts,
+                 "copies": copies, "fault": {"rank": 3, "step": 5, "where": where}}  # fmt: skip
+        for rank in range(4):
+            command = [sys.executable, str(PROGRAM), json.dumps({**words, "rank": rank})]
+            self.started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)))
+        for process in self.started:
+            process.wait(30)
+        return {rank: process.returncode for rank, process in enumerate(self.started)}
+
+    def saved(self) -> tuple[int | None, dict[str, str]]:
+        """The step that the tracker names, and the parts of its checkpoint, which verifies."""
+        step = layout.latest(self.save)
+        if step is None:
+            return None, {}
+        directory = layout.checkpoint(self.save, step)
+        files.verify_checkpoint(directory)
+        return step, {path.stem: path.read_text() for path in directory.glob("*.ckpt")}
+
+
+@pytest.fixture
+def four(tmp_path: Path) -> Iterator[Ranks]:
+    found = Ranks(tmp_path)
+    found.save.mkdir()
+    yield found
+    for process in found.started:
+        process.kill()
+        process.wait()
+        if process.stderr is not None:
+            process.stderr.close()
+
+
+def test_a_rank_is_lost_in_a_step_and_the_one_before_is_saved(four: Ranks) -> None:
+    assert four.run("compute", TWO_PARTS) == {0: 75, 1: 75, 2: 75, 3: -9}
+    assert four.saved() == (4, {"a": "a 4", "b": "b 4"})
+
+
+def test_a_step_that_ended_on_one_rank_counts_where_each_holds_everything(four: Ranks) -> None:
+    assert four.run("update", []) == {0: 75, 1: 75, 2: 75, 3: -9}
+    assert four.saved() == (5, {"whole": "whole 5"})
+
+
+def test_without_the_copy_of_the_step_before_nothing_is_saved(four: Ranks) -> None:
+    """The control: where ranks hold different parts, a step that has ended here is not yet one of the job."""
+    assert four.run("update", TWO_PARTS, copies=1) == {0: 76, 1: 76, 2: 76, 3: -9}
+    assert four.saved() == (None, {})
+
+
+def test_with_it_the_step_before_is(four: Ranks) -> None:
+    assert four.run("update", TWO_PARTS) == {0: 75, 1: 75, 2: 75, 3: -9}
+    assert four.saved() == (4, {"a": "a 4", "b": "b 4"})
