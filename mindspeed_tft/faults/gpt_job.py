@@ -357,10 +357,10 @@ def main() -> None:
         sys.exit(f"gpt_job: the first argument must be {WITH_PLUGIN} or {WITHOUT_PLUGIN}")
     prepare(modes[sys.argv.pop(1)])
     run()
-    _leave()
+    leave()
 
 
-def _leave() -> None:
+def leave() -> None:
     """End the process at once after a training that succeeded.
 
     Megatron leaves its process groups open. A worker thread of gloo that drops its last operation while the interpreter
