@@ -79,10 +79,7 @@ class Candidates:
 
     def role(self, index: int) -> RoleFile | None:
         """What a controller of this host said of itself; None before it was ready and after its end."""
-        try:
-            return RoleFile(**json.loads(_role_path(self._directory, index).read_text()))
-        except FileNotFoundError:
-            return None
+        return read_role(_role_path(self._directory, index))
 
     def announced(self) -> list[wire.Candidate]:
         """Those of this host, for the others."""
@@ -141,6 +138,14 @@ class Candidates:
             return
         self.term, self.lease = known["term"], known["lease"]
         self.learn([wire.Candidate(index=i, host=host, address=address) for i, host, address in known["table"]])
+
+
+def read_role(path: Path) -> RoleFile | None:
+    """What is in a role file; None where its controller has ended."""
+    try:
+        return RoleFile(**json.loads(path.read_text()))
+    except FileNotFoundError:
+        return None
 
 
 def _role_path(directory: Path, index: int) -> Path:

@@ -17,6 +17,8 @@ from pathlib import Path
 from mindspeed_tft.engine.types import Deadlines
 
 DEFAULT_PORT = 29654
+ENV_JOB = "MINDX_TASK_ID"  # the cluster's name of the job: by it keepers are found
+ENV_PORT = "TFT_DEFAULT_PORT"  # set by a launcher: the port where several hosts meet, if no flag says otherwise
 _SUN_PATH = 108  # bytes of a Unix socket's address on Linux, with the closing zero
 _LONGEST_NAME = "/ctl-0123456789ab.sock"
 RELAY_SOCKET = "relay.sock"
@@ -46,7 +48,8 @@ class ControlConfig:
     restart: int = 0
     master: str = ""  # MASTER_ADDR:MASTER_PORT, for telling jobs apart
     controller_host: str = "127.0.0.1"  # TTP_ADDR or MASTER_ADDR; not used by a single host
-    port: int | None = None  # None: DEFAULT_PORT with several hosts, no TCP at all with one
+    port: int | None = None  # None: `default_port` with several hosts, no TCP at all with one
+    default_port: int = DEFAULT_PORT
     tls_dir: str | None = None
     tls_key_password_file: str | None = None
     tls_decrypt: str | None = None  # "module:function"
@@ -74,7 +77,7 @@ class ControlConfig:
         return "127.0.0.1" if alone else self.controller_host
 
     def tcp_port(self) -> int:
-        return DEFAULT_PORT if self.port is None else self.port
+        return self.default_port if self.port is None else self.port
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
@@ -107,6 +110,7 @@ class ControlConfig:
             "restart": int(env.get("TORCHELASTIC_RESTART_COUNT", "0")),
             "master": f"{address}:{env.get('MASTER_PORT', '')}",
             "controller_host": env.get("TTP_ADDR") or address,
+            "default_port": int(env.get(ENV_PORT) or DEFAULT_PORT),
             "launcher_pid": os.getppid() if "TORCHELASTIC_RUN_ID" in env else 0,
         }
         return ControlConfig(**{**values, **settings})  # type: ignore[arg-type]
@@ -114,9 +118,17 @@ class ControlConfig:
 
 def meeting_dir(config: ControlConfig, base: str | None = None) -> Path:
     """The directory in which the ranks of this host, its relay and the controller meet. Same answer for all of them."""
+    return private_place(config.run_id, config.master, str(config.restart), str(config.node_rank), base=base)
+
+
+def private_place(*key: str, base: str | None = None) -> Path:
+    """The directory of this user, on this host, for all who know the same key; nobody may have made it yet.
+
+    Raises:
+        ControlUnavailable: there is none that a Unix socket could be in.
+    """
     uid = os.getuid()
-    key = (config.run_id, config.master, str(config.restart), str(config.node_rank), str(uid))
-    name = hashlib.sha256("\0".join(key).encode()).hexdigest()[:12]
+    name = hashlib.sha256("\0".join((*key, str(uid))).encode()).hexdigest()[:12]
     candidates = [base] if base else [os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"]
     for candidate in candidates:
         path = Path(candidate or ".") / f"tft-{uid}" / name

@@ -11,9 +11,11 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol
 
 from mindspeed_tft.control import daemon
 from mindspeed_tft.control.config import (
+    ENV_JOB,
     RELAY_SOCKET,
     ControlConfig,
     ControlRefused,
@@ -90,9 +92,9 @@ def reviver(config: ControlConfig, local_rank: int) -> Callable[[], None] | None
 
 
 def _bring_up(config: ControlConfig, file: Path, names: dict[str, list[str]]) -> None:
-    started = {name: _start(name, [*args, "--config", str(file)]) for name, args in names.items()}
-    end = time.monotonic() + config.start + 5  # the process itself gives up after config.start, and says why
-    failures = [failure for name, process in started.items() if (failure := _failure(name, process, end))]
+    started = [_start(config, file, name, args) for name, args in names.items()]
+    end = time.monotonic() + patience(config)
+    failures = [failure for one in started if (failure := one.failure(end))]
     with contextlib.suppress(FileNotFoundError):
         file.unlink()
     if failures:
@@ -135,29 +137,57 @@ def command(name: str, args: list[str]) -> list[str]:
     return [sys.executable, "-m", f"mindspeed_tft.control.{name}", *args]
 
 
-def _start(name: str, args: list[str]) -> subprocess.Popen[bytes]:
-    # A session of its own: the launcher ends the worker's process group, and this has to outlive it.
-    return subprocess.Popen(
-        command(name, ["--detach", *args]),
-        env=environment(),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        start_new_session=True,
-        close_fds=True,
-    )
+def patience(config: ControlConfig) -> float:
+    """Seconds for a control process to come up: it gives up itself before that, and says why."""
+    return config.start + 5
 
 
-def _failure(name: str, process: subprocess.Popen[bytes], end: float) -> tuple[int, str] | None:
-    try:
-        out, _ = process.communicate(timeout=max(0.1, end - time.monotonic()))
-    except subprocess.TimeoutExpired:
-        process.kill()  # the process that it forked ends too: it finds nobody to tell that it is ready
-        process.communicate(timeout=5)
-        return daemon.FAILED, f"{name} did not answer in time"
-    if process.returncode == daemon.OK:
-        return None
-    text = out.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
-    return process.returncode, text[-1]
+class Starting(Protocol):
+    """A control process that comes up."""
+
+    def failure(self, end: float) -> tuple[int, str] | None:
+        """Waits for it, until `end` of the monotonic clock at most: an exit status and the reason, None when it is
+        ready."""
+        ...
+
+
+def _start(config: ControlConfig, file: Path, name: str, args: list[str]) -> Starting:
+    if os.environ.get(ENV_JOB):
+        from mindspeed_tft.control import keepers  # of no use in a job that no cluster has given a name
+
+        kept = keepers.ask(config, name, args)
+        if kept is not None:
+            return kept
+    return Started(name, [*args, "--config", str(file)])
+
+
+class Started:
+    """A control process that leaves this one, once it is ready."""
+
+    def __init__(self, name: str, args: list[str]) -> None:
+        self._name = name
+        # A session of its own: the launcher ends the worker's process group, and this has to outlive it.
+        self._process = subprocess.Popen(
+            command(name, ["--detach", *args]),
+            env=environment(),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+            close_fds=True,
+        )
+
+    def failure(self, end: float) -> tuple[int, str] | None:
+        process = self._process
+        try:
+            out, _ = process.communicate(timeout=max(0.1, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()  # the process that it forked ends too: it finds nobody to tell that it is ready
+            process.communicate(timeout=5)
+            return daemon.FAILED, f"{self._name} did not answer in time"
+        if process.returncode == daemon.OK:
+            return None
+        text = out.decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
+        return process.returncode, text[-1]
 
 
 def _sweep(directory: Path) -> None:

@@ -16,7 +16,6 @@ import secrets
 import selectors
 import socket
 import struct
-import sys
 import threading
 import time
 import weakref
@@ -27,6 +26,7 @@ from pathlib import Path
 from mindspeed_tft.control import codec
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.framing import FrameError, FrameReader, pack
+from mindspeed_tft.control.pulse import pulse
 from mindspeed_tft.engine import types as t
 
 log = logging.getLogger(__name__)
@@ -39,7 +39,6 @@ _MAX_REMEMBERED = 1000
 _LATEST = ("held", "released", "saved")  # of these, the last one says all
 _HANDLER_GRACE = 0.2  # an abort that hangs must not delay the exit of the rank
 _MAX_REVIVALS = 5
-_DEEPEST = 400  # numbers looked at for a pulse: two for each of the innermost frames
 _BACK_OFF = (0.05, 5.0)
 _PEER = struct.Struct("3i")
 
@@ -578,14 +577,9 @@ class Processor:
         self._lock = threading.Condition()
 
 
-def pulse() -> int:
-    """A number that changes when the main thread gets on, as far as its Python stack shows: a native call does not."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    marks: list[int] = []
-    while frame is not None and len(marks) < _DEEPEST:
-        marks += (id(frame.f_code), frame.f_lasti)
-        frame = frame.f_back
-    return hash(tuple(marks)) & 0xFFFFFFFF
+def of_this_process() -> Processor | None:
+    """The processor that was started in this process, if there is one."""
+    return next((one for one in list(_living) if one._threads and not one._closing), None)
 
 
 def _after_fork() -> None:

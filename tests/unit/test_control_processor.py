@@ -19,7 +19,8 @@ from control_support import until
 
 from mindspeed_tft.control import codec, framing
 from mindspeed_tft.control import wire_pb2 as wire
-from mindspeed_tft.control.processor import Processor, pulse
+from mindspeed_tft.control.processor import Processor
+from mindspeed_tft.control.pulse import pulse
 from mindspeed_tft.control.relay import keep, keep_told
 from mindspeed_tft.engine import types as t
 

@@ -1,0 +1,1 @@
+"""Only for the names below it."""
