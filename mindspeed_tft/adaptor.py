@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-from mindspeed_tft import arguments, on_cpu, platforms
+from mindspeed_tft import arguments, platforms
 from mindspeed_tft.patches import megatron_arguments, mindspeed  # noqa: F401  (importing declares)
 from mindspeed_tft.patches.groups import PARSER
 from mindspeed_tft.registry import REGISTRY
@@ -29,6 +29,8 @@ def _install() -> None:
     rank = int(os.environ.get("RANK", "0"))
     platform = arguments.or_exit(lambda: platforms.select(_wanted_platform(sys.argv[1:])), rank)
     if platform.name == "cpu":
+        from mindspeed_tft import on_cpu
+
         on_cpu.install_before_megatron()
     mindspeed.install(REGISTRY, arguments.add_flags)
     REGISTRY.activate(PARSER)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mindspeed_tft import arguments
+from mindspeed_tft import arguments, platforms
 from mindspeed_tft.addresses import is_loopback
 from mindspeed_tft.agent import reboot
 from mindspeed_tft.patches import megatron_layout, megatron_unproved, megatron_unproved_releases, mindspeed
@@ -87,6 +87,7 @@ def check(settings: Settings, space: Any, environ: Any, origin: Mapping[str, str
     Raises:
         Refused: with flag, reason and remedy.
     """
+    platforms.look_alike.refuse(settings)
     _check_rules(settings)
     _check_layout(settings, space, origin or {})
     _check_checkpoint(space)

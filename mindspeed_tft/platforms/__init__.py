@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from mindspeed_tft.platforms import look_alike
 from mindspeed_tft.platforms.base import Damage, Platform
 from mindspeed_tft.platforms.cpu import CpuPlatform
 from mindspeed_tft.platforms.cuda import CudaPlatform
+from mindspeed_tft.platforms.look_alike import LookAlikePlatform
 from mindspeed_tft.platforms.npu import NpuPlatform
 from mindspeed_tft.settings import Refused
 
-__all__ = ["Damage", "Platform", "select"]
+__all__ = ["Damage", "Platform", "look_alike", "select"]
 
 # In the order in which `auto` tries them; the CPU is always there. A new platform is a module and a line here.
 _PLATFORMS: tuple[Platform, ...] = (NpuPlatform(), CudaPlatform(), CpuPlatform())
@@ -21,6 +23,10 @@ def select(name: str = "auto") -> Platform:
     Raises:
         Refused: when there is no platform of that name, or this process cannot use it.
     """
+    if alike := look_alike.what():  # not even looked at: the CPU's platform would change it
+        if name != "auto":
+            raise Refused(_FLAG, f"{name} cannot be used here, {alike}", "leave it out")
+        return LookAlikePlatform()
     if name == "auto":
         return next(platform for platform in _PLATFORMS if platform.available())
     usable = [platform.name for platform in _PLATFORMS if platform.available()]

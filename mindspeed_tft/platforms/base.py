@@ -9,10 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-import torch
-from torch.distributed import ProcessGroup
+if TYPE_CHECKING:  # a torch that only looks like it may lack them
+    import torch
+    from torch.distributed import ProcessGroup
 
 # What a memory error has hit: no live tensor; some tensors (which ones is not asked: all of this rank are replaced);
 # or memory that this process cannot give back, so that nothing on this device can be trusted or repaired.

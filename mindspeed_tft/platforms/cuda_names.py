@@ -24,7 +24,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.utils.data.dataloader
 
 __all__ = ["install", "installed", "original", "ranks_here", "uninstall"]
 
@@ -300,7 +299,7 @@ def _map_data_loader() -> None:
     An iterator draws its base seed from the CPU's generator when it is made, which on a resume is after the random
     state was restored. On a GPU that moves nothing; here the same generator draws the dropout masks.
     """
-    initialize = torch.utils.data.dataloader.DataLoader.__init__
+    initialize = torch.utils.data.DataLoader.__init__
     signature = inspect.signature(initialize)
 
     @functools.wraps(initialize)
@@ -312,7 +311,7 @@ def _map_data_loader() -> None:
             call.arguments["generator"] = own
         initialize(*call.args, **call.kwargs)
 
-    _bindings.set(torch.utils.data.dataloader.DataLoader, "__init__", mapped)
+    _bindings.set(torch.utils.data.DataLoader, "__init__", mapped)
 
 
 # ---------------------------------------------------------------------------------------------- queries and devices

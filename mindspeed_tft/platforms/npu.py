@@ -12,12 +12,14 @@ import logging
 import operator
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.distributed import ProcessGroup
 
 from mindspeed_tft.platforms.base import Damage, Platform
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 log = logging.getLogger(__name__)
 

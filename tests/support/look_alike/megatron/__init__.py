@@ -1,0 +1,1 @@
+"""As much of Megatron as reads a command line."""

@@ -1,0 +1,1 @@
+"""The entry points that every release has."""

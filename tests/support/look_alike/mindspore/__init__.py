@@ -1,0 +1,1 @@
+"""Its presence says over which framework the torch beside it stands."""
