@@ -1,0 +1,219 @@
+"""TaskD's names: what they are, who may offer them, what they refuse, and the documented scripts as real processes."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from mindspeed_tft import names
+from mindspeed_tft.control import keepers
+from mindspeed_tft.control.config import ENV_JOB, ControlConfig, ControlRefused
+from mindspeed_tft.settings import Refused, Settings
+from mindspeed_tft.taskd import agent, manager, proxy, worker
+
+if TYPE_CHECKING:
+    from tests.conftest import Processes
+
+# Module to its functions, with their parameters as scripts pass them. Facts of an interface.
+CONTRACT: dict[str, dict[str, str]] = {
+    "api.taskd_manager_api": {"init_taskd_manager": "config", "start_taskd_manager": ""},
+    "api.taskd_proxy_api": {"init_taskd_proxy": "config", "destroy_taskd_proxy": ""},
+    "api.taskd_worker_api": {
+        "init_taskd_worker": "rank_id, upper_limit_of_disk_in_mb=5000, framework='pt'",
+        "start_taskd_worker": "",
+        "destroy_taskd_worker": "",
+    },
+    "api.taskd_agent_api": {
+        "init_taskd_agent": "config=None, cls=None",
+        "start_taskd_agent": "",
+        "register_func": "operator, func",
+    },
+}
+
+
+def parameters(function: Callable[..., Any]) -> str:
+    found = inspect.signature(function).parameters.values()
+    plain = (one.replace(annotation=inspect.Parameter.empty) for one in found)
+    return ", ".join(map(str, plain))
+
+
+def test_names_and_parameters_are_those_of_taskd() -> None:
+    whole = importlib.import_module("mindspeed_tft.names.taskd.taskd.api")
+    for module, functions in CONTRACT.items():
+        found = importlib.import_module(f"mindspeed_tft.names.taskd.taskd.{module}")
+        assert sorted(found.__all__) == sorted(functions)
+        for name, words in functions.items():
+            assert parameters(getattr(found, name)) == words
+            assert getattr(whole, name) is getattr(found, name)
+
+
+def test_two_packages_of_the_name_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(names.directory("taskd")))
+    names.claim("taskd")
+    logs = tmp_path / "logs" / "taskd"  # a folder of that name is no package
+    logs.mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(logs.parent))
+    names.claim("taskd")
+    theirs = tmp_path / "site" / "taskd" / "__init__.py"
+    theirs.parent.mkdir(parents=True)
+    theirs.touch()
+    monkeypatch.syspath_prepend(str(theirs.parents[1]))
+    with pytest.raises(ImportError, match=rf"two packages of this name.*{theirs}.*Remedy: uninstall"):
+        names.claim("taskd")
+    monkeypatch.syspath_prepend(str(names.directory("taskd")))  # also where ours is found first
+    with pytest.raises(ImportError, match="two packages"):
+        names.claim("taskd")
+
+
+def test_the_directory_is_printed_for_the_path(capsys: pytest.CaptureFixture[str]) -> None:
+    from mindspeed_tft.names.__main__ import main
+
+    assert main(["taskd"]) == 0
+    assert (Path(capsys.readouterr().out.strip()) / "taskd" / "api" / "taskd_worker_api.py").is_file()
+    assert main(["torch"]) == 2
+    assert "taskd" in capsys.readouterr().err
+
+
+MANAGER = {"job_id": "job", "node_nums": 1, "proc_per_node": 2}
+
+
+@pytest.mark.parametrize(
+    ("call", "says"),
+    [
+        (lambda: manager.init_taskd_manager("job"), "its argument is a str. Remedy: give a dictionary"),
+        (lambda: manager.init_taskd_manager({**MANAGER, "nodes": 1}), "init_taskd_manager 'nodes': there is no such"),
+        (lambda: manager.init_taskd_manager({**MANAGER, "job_id": None}), "MINDX_TASK_ID is not set, .* export MINDX_"),
+        (lambda: manager.init_taskd_manager({**MANAGER, "node_nums": "XX"}), "'node_nums': 'XX' is no whole number"),
+        (lambda: manager.init_taskd_manager({**MANAGER, "proc_per_node": 0}), "'proc_per_node': 0 is no whole number"),
+        (lambda: manager.init_taskd_manager({**MANAGER, "plugin_dir": "/p"}), "plugins of TaskD are not run"),
+        (lambda: manager.init_taskd_manager({**MANAGER, "cluster_infos": [{}]}), "found by MINDX_SERVER_IP"),
+        (lambda: manager.init_taskd_manager({**MANAGER, "fault_recover": "yes"}), "'yes' is neither 'on' nor 'off'"),
+        (lambda: proxy.init_taskd_proxy({"Framework": "TensorFlow"}), "'Framework': 'TensorFlow' is unknown"),
+        (lambda: proxy.init_taskd_proxy({"ListenAddr": "0.0.0.0"}), "can be reached from other hosts"),
+        (lambda: proxy.init_taskd_proxy({"ListenPort": "0"}), "'ListenPort': '0' is no whole number"),
+        (lambda: proxy.init_taskd_proxy({"Role": "Mgr"}), "'Role': 'Mgr' is another role"),
+        (lambda: proxy.init_taskd_proxy({}), "MINDX_TASK_ID is not set"),
+        (lambda: worker.init_taskd_worker(-1), "'rank_id': -1 is no whole number from 0 to 4095"),
+        (lambda: worker.init_taskd_worker(True), "'rank_id': True is no whole number"),
+        (lambda: worker.init_taskd_worker(3, 5000, "tf"), "'framework': 'tf' is unknown"),
+        (lambda: worker.init_taskd_worker(3, -5), "'upper_limit_of_disk_in_mb': -5 is no whole"),
+        (lambda: worker.init_taskd_worker(4), "'rank_id': 4 contradicts RANK=3. Remedy: pass torch.distributed"),
+        (lambda: worker.init_taskd_worker(3, 5000, "ms"), "gets its part from our callback"),
+        (lambda: agent.init_taskd_agent({"Framework": "PyTorch"}), "no agent of ours for 'PyTorch'.*tftrun"),
+        (lambda: agent.register_func("MONITOR", print), "no agent that would call it for 'MONITOR'"),
+    ],
+)
+def test_what_cannot_be_is_refused(call: Callable[[], object], says: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(ENV_JOB, raising=False)
+    monkeypatch.setenv("RANK", "3")
+    with pytest.raises(Refused, match=says) as caught:
+        call()
+    assert caught.value.reason and caught.value.remedy
+
+
+def test_a_start_before_its_init_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(manager, "_manager", None)
+    for start in (manager.start_taskd_manager, worker.start_taskd_worker):
+        with pytest.raises(RuntimeError, match="was not called before"):
+            start()
+    assert proxy.destroy_taskd_proxy() is False and worker.destroy_taskd_worker() is False
+
+
+def test_a_manager_is_for_one_job_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(ENV_JOB, "another")
+    with pytest.raises(Refused, match="'job' contradicts MINDX_TASK_ID=another"):
+        manager.init_taskd_manager(MANAGER)
+    config = ControlConfig.from_env(Settings().deadlines(), "/incidents", {"WORLD_SIZE": "4"})
+    with pytest.raises(ControlRefused, match=r"1 nodes with 2 ranks each are not the 4 ranks.*correct node_nums"):
+        manager.Manager("job", 1, 2).judge(config)
+    assert manager.Manager("job", 2, 2).judge(config) is config
+
+
+def test_a_keeper_says_why_it_starts_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A refusal reaches the rank that asked; where nobody keeps anything, the rank is told to do it itself."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setenv(ENV_JOB, "job")
+    config = ControlConfig.from_env(Settings().deadlines(), str(tmp_path), {"WORLD_SIZE": "4"})
+    assert keepers.ask(config, keepers.CONTROLLER, []) is None
+    door = keepers.door("job", keepers.CONTROLLER, 0)
+    keeper = keepers.Keeper(door, keepers.CONTROLLER, manager.Manager("job", 1, 2).judge)
+    with pytest.raises(ControlRefused, match="keeps the controller of this job already"):
+        keepers.Keeper(door, keepers.CONTROLLER)
+    assert keeper.serve(1.0) is None  # who looked whether it lives
+    asked = keepers.ask(config, keepers.CONTROLLER, ["--socket", str(tmp_path / "ctl.sock")])
+    assert asked is not None and keeper.serve(5.0) is None
+    status, text = asked.failure(1e12) or (0, "")
+    assert status == 2 and "are not the 4 ranks of this job" in text
+    keeper.close()
+    assert keepers.ask(config, keepers.CONTROLLER, []) is None and not door.parent.exists()
+
+
+# The start script of a pod and its manager, as documented, in our words. `sed` has edited the launcher.
+START = """
+export TASKD_PROCESS_ENABLE="on"
+if [[ "${RANK}" == 0 ]]; then
+    export MASTER_ADDR=${POD_IP}
+    python manager.py 2>> error.log &
+fi
+python run.py --nproc-per-node 2 --master-port $PORT %s
+"""
+MANAGER_PY = """
+import os
+from taskd.api import init_taskd_manager, start_taskd_manager
+
+init_taskd_manager({"job_id": os.getenv("MINDX_TASK_ID"), "node_nums": 1, "proc_per_node": 2})
+print("over:", start_taskd_manager())
+"""
+
+
+def edited_launcher(directory: Path) -> Path:
+    """torchrun's file with the line that image builds put before its imports."""
+    spec = importlib.util.find_spec("torch.distributed.run")
+    assert spec is not None and spec.origin is not None
+    text = re.sub(r"^(?=import os$)", "import taskd.python.adaptor.patch\n", Path(spec.origin).read_text(), flags=re.M)
+    assert text.count("taskd") == 1
+    path = directory / "run.py"
+    path.write_text(text)
+    return path
+
+
+def test_the_documented_scripts_run_unchanged(
+    root: Path, tmp_path: Path, processes: Processes, free_ports: Callable[[int], list[int]]
+) -> None:
+    """Manager, launcher with proxy, two workers: one is killed, the other one is ended, the manager ends by itself."""
+    edited_launcher(tmp_path)
+    (tmp_path / "manager.py").write_text(MANAGER_PY)
+    program = root / "tests" / "unit" / "programs" / "taskd_job.py"
+    (tmp_path / "start.sh").write_text(START % f"{program} {tmp_path}")
+    env = {
+        "PYTHONPATH": str(names.directory("taskd")),
+        "XDG_RUNTIME_DIR": str(tmp_path),
+        "MINDX_TASK_ID": "job-of-a-test",
+        "POD_IP": "127.0.0.1",
+        "RANK": "0",
+        "PORT": str(free_ports(1)[0]),
+        "OMP_NUM_THREADS": "1",
+    }
+    script = processes.start(["bash", "start.sh"], cwd=tmp_path, env=env)
+    output, _ = script.communicate(timeout=90)
+    told = (tmp_path / "error.log").read_text()
+    both = f"{output}\n----- error.log\n{told}"
+    assert script.returncode == 1, both  # torchrun's, for the killed worker
+    assert (tmp_path / "rank-0").read_text() == (tmp_path / "rank-1").read_text() == "True 9601", both
+    assert "nobody ended this rank" not in output
+    assert "the relay of node 0 is here" in output, both
+    assert "the manager of job job-of-a-test waits for its rank 0" in told
+    assert "the controller of 2 ranks is here: no port, on a single host; strategies dump" in told
+    assert "job job-of-a-test is over" in told and "over: True" in output, both
+    (incident,) = (tmp_path / "taskd_log").glob("incident-*.json")
+    found = json.loads(incident.read_text())
+    assert found["outcome"] == "failed" and "rank 1" in found["cause"], found
+    assert "no step was completed, there is nothing to save" in json.dumps(found)
+    assert not list(tmp_path.glob("tft-*/*")), "sockets and directories are left behind"
