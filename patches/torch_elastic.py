@@ -22,7 +22,7 @@ from mindspeed_tft.agent import places, policy, reboot, spare
 from mindspeed_tft.agent.spare import Spare
 from mindspeed_tft.agent.standby import Order
 from mindspeed_tft.agent.supervisor import Process, Supervisor, Watched, say
-from mindspeed_tft.agent.tftrun import settings_of
+from mindspeed_tft.agent.tftrun import settings_of, want_standby
 from mindspeed_tft.engine.types import Deadlines
 from mindspeed_tft.patches import torch_dynamic_rendezvous, torch_rendezvous
 from mindspeed_tft.patches.torch_elastic_names import AGENT, API, DYNAMIC, ELASTIC, LOCAL, STATIC, Args, Call, Kwargs
@@ -251,6 +251,7 @@ def run(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
 def _deadlines(spec: Any) -> Deadlines | None:
     """Of a job whose nodes may be replaced; None: it is not to be, or is no program of ours."""
     settings = settings_of([word for word in spec.args if isinstance(word, str)])
+    want_standby(settings, os.environ)  # also where the launcher's own command line was not read before
     return settings.deadlines() if settings.enable_worker_reboot else None
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,6 +68,8 @@ class Life:
 
     def is_over(self) -> bool:
         """Nothing leads this job any more, and its launcher, which might start it again, is gone."""
+        if candidates.relay_of(self.directory) is candidates.RelayIs.ALIVE:
+            return False
         roles = [candidates.read_role(path) for path in self.directory.glob("controller-*.json")]
         if any(role is not None and candidates.lives(role, self.directory) for role in roles):
             return False
@@ -152,4 +153,3 @@ def _started(config: ControlConfig) -> str:
 def _log_here() -> None:
     logs.bind(host=os.uname().nodename)
     logs.install("text", "manager", whole=True)
-    logging.Formatter.converter = time.localtime

@@ -5,16 +5,19 @@ from __future__ import annotations
 import importlib
 import inspect
 import json
-import re
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from taskd_support import MANAGER, edited_launcher
 
 from mindspeed_tft import names
 from mindspeed_tft.control import keepers
 from mindspeed_tft.control.config import ENV_JOB, ControlConfig, ControlRefused
+from mindspeed_tft.control.processor import Processor
+from mindspeed_tft.engine.types import RankInfo
 from mindspeed_tft.settings import Refused, Settings
 from mindspeed_tft.taskd import agent, manager, proxy, worker
 
@@ -81,20 +84,20 @@ def test_the_directory_is_printed_for_the_path(capsys: pytest.CaptureFixture[str
     assert "taskd" in capsys.readouterr().err
 
 
-MANAGER = {"job_id": "job", "node_nums": 1, "proc_per_node": 2}
+JOB = {"job_id": "job", "node_nums": 1, "proc_per_node": 2}
 
 
 @pytest.mark.parametrize(
     ("call", "says"),
     [
         (lambda: manager.init_taskd_manager("job"), "its argument is a str. Remedy: give a dictionary"),
-        (lambda: manager.init_taskd_manager({**MANAGER, "nodes": 1}), "init_taskd_manager 'nodes': there is no such"),
-        (lambda: manager.init_taskd_manager({**MANAGER, "job_id": None}), "MINDX_TASK_ID is not set, .* export MINDX_"),
-        (lambda: manager.init_taskd_manager({**MANAGER, "node_nums": "XX"}), "'node_nums': 'XX' is no whole number"),
-        (lambda: manager.init_taskd_manager({**MANAGER, "proc_per_node": 0}), "'proc_per_node': 0 is no whole number"),
-        (lambda: manager.init_taskd_manager({**MANAGER, "plugin_dir": "/p"}), "plugins of TaskD are not run"),
-        (lambda: manager.init_taskd_manager({**MANAGER, "cluster_infos": [{}]}), "found by MINDX_SERVER_IP"),
-        (lambda: manager.init_taskd_manager({**MANAGER, "fault_recover": "yes"}), "'yes' is neither 'on' nor 'off'"),
+        (lambda: manager.init_taskd_manager({**JOB, "nodes": 1}), "init_taskd_manager 'nodes': there is no such"),
+        (lambda: manager.init_taskd_manager({**JOB, "job_id": None}), "MINDX_TASK_ID is not set, .* export MINDX_"),
+        (lambda: manager.init_taskd_manager({**JOB, "node_nums": "XX"}), "'node_nums': 'XX' is no whole number"),
+        (lambda: manager.init_taskd_manager({**JOB, "proc_per_node": 0}), "'proc_per_node': 0 is no whole number"),
+        (lambda: manager.init_taskd_manager({**JOB, "plugin_dir": "/p"}), "plugins of TaskD are not run"),
+        (lambda: manager.init_taskd_manager({**JOB, "cluster_infos": [{}]}), "found by MINDX_SERVER_IP"),
+        (lambda: manager.init_taskd_manager({**JOB, "fault_recover": "yes"}), "'yes' is neither 'on' nor 'off'"),
         (lambda: proxy.init_taskd_proxy({"Framework": "TensorFlow"}), "'Framework': 'TensorFlow' is unknown"),
         (lambda: proxy.init_taskd_proxy({"ListenAddr": "0.0.0.0"}), "can be reached from other hosts"),
         (lambda: proxy.init_taskd_proxy({"ListenPort": "0"}), "'ListenPort': '0' is no whole number"),
@@ -129,7 +132,7 @@ def test_a_start_before_its_init_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
 def test_a_manager_is_for_one_job_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(ENV_JOB, "another")
     with pytest.raises(Refused, match="'job' contradicts MINDX_TASK_ID=another"):
-        manager.init_taskd_manager(MANAGER)
+        manager.init_taskd_manager(JOB)
     config = ControlConfig.from_env(Settings().deadlines(), "/incidents", {"WORLD_SIZE": "4"})
     with pytest.raises(ControlRefused, match=r"1 nodes with 2 ranks each are not the 4 ranks.*correct node_nums"):
         manager.Manager("job", 1, 2).judge(config)
@@ -155,6 +158,19 @@ def test_a_keeper_says_why_it_starts_nothing(tmp_path: Path, monkeypatch: pytest
     assert keepers.ask(config, keepers.CONTROLLER, []) is None and not door.parent.exists()
 
 
+def test_a_rank_that_has_a_processor_is_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under our adaptor nothing more is started, and what is told is whether a controller hears the rank."""
+    monkeypatch.setattr(worker, "_worker", None)
+    monkeypatch.setenv("RANK", "0")
+    own = Processor(tmp_path / "relay.sock", Settings().deadlines(), on_stop=lambda _epoch, _reason: None)
+    own.start(RankInfo(0, "host", os.getpid(), "tp0-pp0", 0, ()), 0.0)
+    try:
+        assert worker.init_taskd_worker(0, 5000, "ms") and worker.start_taskd_worker() is False
+        assert worker._worker is None
+    finally:
+        own.close()
+
+
 # The start script of a pod and its manager, as documented, in our words. `sed` has edited the launcher.
 START = """
 export TASKD_PROCESS_ENABLE="on"
@@ -164,24 +180,6 @@ if [[ "${RANK}" == 0 ]]; then
 fi
 python run.py --nproc-per-node 2 --master-port $PORT %s
 """
-MANAGER_PY = """
-import os
-from taskd.api import init_taskd_manager, start_taskd_manager
-
-init_taskd_manager({"job_id": os.getenv("MINDX_TASK_ID"), "node_nums": 1, "proc_per_node": 2})
-print("over:", start_taskd_manager())
-"""
-
-
-def edited_launcher(directory: Path) -> Path:
-    """torchrun's file with the line that image builds put before its imports."""
-    spec = importlib.util.find_spec("torch.distributed.run")
-    assert spec is not None and spec.origin is not None
-    text = re.sub(r"^(?=import os$)", "import taskd.python.adaptor.patch\n", Path(spec.origin).read_text(), flags=re.M)
-    assert text.count("taskd") == 1
-    path = directory / "run.py"
-    path.write_text(text)
-    return path
 
 
 def test_the_documented_scripts_run_unchanged(
@@ -189,7 +187,7 @@ def test_the_documented_scripts_run_unchanged(
 ) -> None:
     """Manager, launcher with proxy, two workers: one is killed, the other one is ended, the manager ends by itself."""
     edited_launcher(tmp_path)
-    (tmp_path / "manager.py").write_text(MANAGER_PY)
+    (tmp_path / "manager.py").write_text(MANAGER.format(ranks=2))
     program = root / "tests" / "unit" / "programs" / "taskd_job.py"
     (tmp_path / "start.sh").write_text(START % f"{program} {tmp_path}")
     env = {
