@@ -44,8 +44,9 @@ Adapt = Callable[[ControlConfig], ControlConfig]
 
 
 def door(job: str, name: str, node: int) -> Path:
-    """Where the keeper of a job listens that starts `name` for a node (of the controller: always node 0)."""
-    return private_place("keeper", job) / (f"{name}-{node}.sock" if name == RELAY else f"{name}.sock")
+    """Where the keeper of a job listens that starts `name` for a node (of the controller: always node 0). The names
+    are short: a socket's path must be."""
+    return private_place("keeper", job) / (f"r{node}.sock" if name == RELAY else "c.sock")
 
 
 # ------------------------------------------------------------------------------------------------- a rank

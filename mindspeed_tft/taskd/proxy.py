@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import atexit
 import dataclasses
-import logging
 import os
+import sys
 import threading
 from pathlib import Path
 from typing import Any
@@ -18,10 +18,9 @@ from typing import Any
 from mindspeed_tft.addresses import is_loopback
 from mindspeed_tft.control import keepers
 from mindspeed_tft.control.config import ControlConfig
+from mindspeed_tft.observe import logs
 from mindspeed_tft.settings import Refused
 from mindspeed_tft.taskd import words
-
-log = logging.getLogger(__name__)
 
 _INIT = "init_taskd_proxy"
 _KEYS = (
@@ -51,7 +50,7 @@ class Proxy:
         while not self._end.is_set():
             config = self._keeper.serve(_LOOK)
             if config is not None:
-                log.info("the relay of node %d is here", config.node_rank)
+                logs.say(f"the relay of node {config.node_rank} is here, and goes to {_goal(config)}", sys.stderr)
 
     def close(self) -> None:
         self._end.set()
@@ -59,6 +58,10 @@ class Proxy:
         self._thread.join(2 * _LOOK)
         if os.environ.get(keepers.ENV_DOOR) == str(self._keeper.path):
             del os.environ[keepers.ENV_DOOR]
+
+
+def _goal(config: ControlConfig) -> str:
+    return f"port {config.tcp_port()} of {config.tcp_host()}" if config.nnodes > 1 else "the controller of this host"
 
 
 _proxy: Proxy | None = None
@@ -108,7 +111,7 @@ def keep_for_children(job: str) -> None:
     global _proxy
     if _proxy is None:
         beside = keepers.door(job, keepers.RELAY, 0)
-        _proxy = Proxy(beside.with_name(f"{keepers.RELAY}-of-{os.getpid()}.sock"))
+        _proxy = Proxy(beside.with_name(f"p{os.getpid()}"))
         atexit.register(destroy_taskd_proxy)
 
 

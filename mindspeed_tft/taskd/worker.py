@@ -48,7 +48,7 @@ class Worker:
         Raises:
             ControlRefused, Refused: a setting has to be corrected.
         """
-        found, _ = settings_module.build(settings_module.from_environment(os.environ))
+        found, _ = settings_module.build([*settings_module.from_environment(os.environ)])
         config = _config(found)
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         try:
@@ -93,7 +93,7 @@ class Worker:
                 link.order_done(order.id, True, "done", {})
                 log.warning("%s", order.payload.get("words") or f"rank {self._rank} is told to end")
                 link.close()
-                os._exit(int(order.payload["code"]))
+                os._exit(int(str(order.payload["code"])))
             link.order_done(order.id, False, "this program has no state of a step")
 
     def _catch_uncaught(self) -> None:
