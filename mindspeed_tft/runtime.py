@@ -170,7 +170,8 @@ def protect(host: MegatronHost) -> None:
     if config.clusterd:  # where TaskD's manager would be, which must not be there
         from mindspeed_tft.clusterd.address import TASKD_PORT
 
-        config = dataclasses.replace(config, clusterd_taskd=f"{config.master.rpartition(':')[0]}:{TASKD_PORT}")
+        if not (config.tcp() and config.tcp_port() == TASKD_PORT):  # else our own controller is there
+            config = dataclasses.replace(config, clusterd_taskd=f"{config.master.rpartition(':')[0]}:{TASKD_PORT}")
     # Whatever fails here, every rank has a session: the commit is a collective of all, protected or not.
     path, unavailable = _meet(config, rank, local_rank)
     table = _groups()
