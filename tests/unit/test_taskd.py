@@ -213,6 +213,6 @@ def test_the_documented_scripts_run_unchanged(
     assert "job job-of-a-test is over" in told and "over: True" in output, both
     (incident,) = (tmp_path / "taskd_log").glob("incident-*.json")
     found = json.loads(incident.read_text())
-    assert found["outcome"] == "failed" and "rank 1" in found["cause"], found
+    assert found["outcome"] == "failed" and {fault["rank"] for fault in found["faults"]} == {1}, found
     assert "no step was completed, there is nothing to save" in json.dumps(found)
     assert not list(tmp_path.glob("tft-*/*")), "sockets and directories are left behind"
