@@ -19,7 +19,7 @@ from mindspeed_tft.settings import Refused, Settings, flag_of
 
 _FOLDERS = ("msadapter", "mindtorch")
 _REMEDY = (
-    "leave it out; a MindSpore program of its own is protected by the callback of mindspeed_tft, see docs/taskd.md"
+    "leave it out; a MindSpore program of its own is protected by the callback of mindspeed_tft, see docs/mindspore.md"
 )
 _LACKING = {
     "enable_worker_reboot": "its launcher starts no single worker again, and none could join MindSpore's collectives",
