@@ -9,7 +9,7 @@ This module sends nothing and does not decide S (`agreement`).
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mindspeed_tft.engine.agreement import Agreement, Means, Offer
 from mindspeed_tft.engine.types import RankInfo, RankReport, Update
@@ -99,6 +99,11 @@ class RepairPlan:
     def busy(self) -> tuple[int, ...]:
         """Ranks with something to send or to receive."""
         return _busy(self.transfers)
+
+    def without(self, rank: int) -> RepairPlan:
+        """The same for everybody but this rank, which needs nothing."""
+        damaged = tuple(one for one in self.damaged if one != rank)
+        return replace(self, damaged=damaged, transfers=tuple(t for t in self.transfers if t.target != rank))
 
     def describe(self) -> str:
         shards = sum(not transfer.shard.endswith("/small") for transfer in self.transfers)

@@ -39,6 +39,7 @@ NOTICED = REPAIRABLE | {"peer", "communication"}  # what ranks may say of others
 SPOILING = frozenset({"corrupted", "precision"})  # an update may have spread wrong numbers to every rank: rewound
 DAMAGING = frozenset({"memory", "corrupted"})  # the rank's own tensors may be damaged
 DIGEST = "digest:"  # before the id of a shard, in the result of an order
+INTACT = "intact"  # in the result of a REGROUP: why a rank that was taken for damaged needs nothing, as it now knows
 MOVED = "moved:"  # before a transfer, in the result of a REPAIR; its value: "bytes seconds", as this rank saw it
 WRONG_SHARDS = "wrong shards, never a source: "  # how a note begins that names whose memory is not what it was
 
@@ -134,7 +135,8 @@ class Repair:
             if why := self._apart():
                 self.fail(why)
                 return
-            self._run(Stage.REGROUP, OrderKind.REGROUP, everybody, self._desk.link_payload())
+            joined: Payload = {"newcomers": self._newcomers} if self._newcomers else {}
+            self._run(Stage.REGROUP, OrderKind.REGROUP, everybody, {**self._desk.link_payload(), **joined})
         elif self.stage is Stage.REGROUP:
             transfers = [str(transfer) for transfer in plan.transfers]
             self._run(Stage.REPAIR, OrderKind.REPAIR, plan.busy, {"transfers": transfers, **self._digests()})
@@ -211,6 +213,9 @@ class Repair:
             return
         if order.kind is OrderKind.FINISH_UPDATE:
             self._reports[order.rank] = finished(self._reports[order.rank], event)
+        if INTACT in event.result and isinstance(self.plan, RepairPlan):
+            self._desk.note(f"rank {order.rank} is intact: {event.result[INTACT]}")
+            self.plan = self.plan.without(order.rank)
         if not self._pending:
             self._advance()
 

@@ -48,6 +48,8 @@ _STATE_BEARING = ("step", "commit", "update")  # what a rank may not say differe
 class Stops:
     """The stops of one job of `world_size` ranks, and what follows them. `machine.Engine` hands it what happens."""
 
+    _dumps: type[Dump] = Dump  # how this job saves
+
     def __init__(
         self, deadlines: Deadlines, world_size: int, epoch: int, issued: int, tag: str, strategies: frozenset[str]
     ) -> None:
@@ -503,7 +505,7 @@ class Stops:
 
     def _save(self) -> None:
         departed = self._repairs.evidence if self._repairs is not None else ()
-        self._dump = Dump(
+        self._dump = self._dumps(
             self._desk, self._roster, self._deadlines, self._reports, self._silent, self._directory, departed
         )
         spoiled = next((f for f in self._desk.incident.faults if f.own and f.kind in SPOILING), None)

@@ -277,8 +277,9 @@ class OrderKind(str, Enum):
     WRITE_PART = "write_part"  # payload: step, directory, part, sources (shard id -> "self" or "rank:<r>"), digests
     PUBLISH = "publish"  # payload: step, directory, parts. Manifest, rename, tracker. Result: path, resume, exists
     DISCARD = "discard"  # payload: directory. Remove what a failed attempt left behind
-    # payload: step, epoch, and link (name, before, since, epoch) where the job was moved to another one. Build all
-    # process groups anew under this epoch, with all ranks
+    # payload: step, epoch, newcomers [ranks as text] where there are some, and link (name, before, since, epoch) where
+    # the job was moved to another one. Build all process groups anew under this epoch, with all ranks. Result of a rank
+    # that now knows that none of its tensors was hit: intact
     REGROUP = "regroup"
     # payload: step, digests, transfers ["shard|source rank|target rank", ...] in one order for everybody. Before a LOAD
     # the shard is "<part>/unowned": the tensors of the part that no optimizer owns and no checkpoint holds. For a

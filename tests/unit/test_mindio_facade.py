@@ -1,0 +1,130 @@
+"""An adaptor that knows the names of `mindio_ttp` alone runs on our engine: real processes, real kills, byte for byte.
+
+The names themselves, and what is refused, are tested in `test_mindio_names`.
+"""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import pytest
+from mindio_support import WORLD, Run, run
+
+FINE = {0}
+SAVED = {75, -signal.SIGKILL}
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    """The same program without a fault."""
+    found = run(tmp_path_factory.mktemp("unbroken"), codes=FINE, uce=True)
+    assert len(found.states) == WORLD and {what for what in found.order(0)} == {"end"}
+    return found
+
+
+def test_a_killed_rank_leads_to_one_checkpoint_of_the_agreed_step(tmp_path: Path) -> None:
+    fault = {"rank": 3, "step": 5, "phase": "forward", "kind": "kill"}
+    found = run(tmp_path, codes=SAVED, fault=fault)
+    assert found.codes[3] == -signal.SIGKILL and found.codes[:3] == [75, 75, 75]
+    assert found.order(3) == ["fault"]
+    assert found.order(0) == ["stop", "clean", "save", "rename"]
+    assert found.order(1) == ["stop", "clean", "save"]
+    assert found.order(2) == ["stop"]  # it holds what rank 0 gives
+    assert {(one["thread"], one["args"], one["ctx"]) for one in found.of("stop")} == {(False, 2, "my context")}
+    assert {(one["uce"], one["type"]) for one in found.of("clean")} == {(False, "dump")}
+    for saved in found.of("save"):
+        assert (saved["step"], saved["info"]) == (4, [{"type": 0, "ranks": [0, 1]}])
+    assert found.of("rename")[0]["step"] == 4
+    assert max(one["at"] for one in found.of("save")) < found.of("rename")[0]["at"]
+    assert (found.save / "latest_checkpointed_iteration.txt").read_text() == "4"
+    assert [path.name for path in found.save.iterdir() if path.is_dir()] == ["iter_0000004"]
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("phase", "step"), [("forward", 4), ("late", 5), ("update", 5)])
+def test_what_was_saved_goes_on_as_if_nothing_had_been(tmp_path: Path, unbroken: Run, phase: str, step: int) -> None:
+    """A rank that dies when the others update, or in its own update, loses nothing either."""
+    fault = {"rank": 3, "step": 5, "phase": phase, "kind": "kill"}
+    run(tmp_path, codes=SAVED, fault=fault)
+    assert (tmp_path / "save" / "latest_checkpointed_iteration.txt").read_text() == str(step)
+    resumed = run(tmp_path, codes=FINE, load=step)
+    assert resumed.states == unbroken.states
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(("phase", "step"), [("forward", 4), ("update", 5)])
+def test_a_memory_error_is_repaired_without_a_trace(tmp_path: Path, unbroken: Run, phase: str, step: int) -> None:
+    fault = {"rank": 1, "step": 5, "phase": phase, "kind": "uce"}
+    found = run(tmp_path, codes=FINE, uce=True, fault=fault)
+    for rank in range(WORLD):
+        told = [what for what in found.order(rank) if what != "fault"]
+        wanted = ["stop", "clean", *(["repair"] if rank in (1, 3) else []), "rollback", "end"]
+        assert told == wanted, (rank, told)
+    assert {(one["rank"], one["uce"], one["type"]) for one in found.of("clean")} == {
+        (rank, rank == 1, "retry") for rank in range(WORLD)
+    }
+    taken, given = found.of("repair", 1)[0], found.of("repair", 3)[0]
+    both = {"type": [0], "src": [3], "dst": [1], "rank_list": [1, 3]}
+    assert taken["info"] == {**both, "repair_type": 1} and given["info"] == {**both, "repair_type": 0}
+    assert (taken["step"], taken["rebuild"], taken["errors"]) == (step, True, [1])
+    assert (given["step"], given["rebuild"], given["errors"]) == (step, False, [1])
+    assert {one["step"] for one in found.of("rollback")} == {step}
+    assert found.states == unbroken.states
+
+
+@pytest.mark.full
+def test_a_wrong_repair_is_seen(tmp_path: Path, unbroken: Run) -> None:
+    """The control of the comparison above: one number, a ten-millionth."""
+    fault = {"rank": 1, "step": 5, "phase": "forward", "kind": "uce"}
+    found = run(tmp_path, codes=FINE, uce=True, fault=fault, sabotage=True)
+    assert found.states != unbroken.states
+
+
+@pytest.mark.full
+def test_a_memory_error_beside_all_tensors_moves_nothing(tmp_path: Path, unbroken: Run) -> None:
+    """The clean callback answers 2; the text is that of a fault, the memory of this program is whole."""
+    fault = {"rank": 1, "step": 5, "phase": "forward", "kind": "text", "text": "UCE ERROR"}
+    found = run(tmp_path, codes=FINE, uce=True, fault=fault, clean={"1": 2})
+    assert not found.of("repair") and len(found.of("rollback")) == WORLD
+    assert found.states == unbroken.states
+
+
+@pytest.mark.full
+def test_a_fault_of_a_link_is_repaired_by_its_registered_text(tmp_path: Path, unbroken: Run) -> None:
+    fault = {"rank": 2, "step": 5, "phase": "forward", "kind": "text", "text": "MY LINK is down"}
+    found = run(tmp_path, codes=FINE, uce=True, fault=fault)
+    assert not found.of("repair") and {one["step"] for one in found.of("rollback")} == {4}
+    assert found.states == unbroken.states
+
+
+@pytest.mark.full
+def test_a_device_that_cannot_be_cleaned_leads_to_a_dump(tmp_path: Path) -> None:
+    fault = {"rank": 1, "step": 5, "phase": "forward", "kind": "uce"}
+    found = run(tmp_path, codes={75}, uce=True, fault=fault, clean={"1": 1})
+    assert (found.save / "latest_checkpointed_iteration.txt").read_text() == "4"
+    assert all(one["info"] == [{"type": 0, "ranks": [0, 3]}] for one in found.of("save"))
+
+
+@pytest.mark.full
+def test_an_unknown_error_leads_to_a_dump_and_nobody_is_needed_twice(tmp_path: Path) -> None:
+    fault = {"rank": 0, "step": 5, "phase": "forward", "kind": "text", "text": "division by zero"}
+    found = run(tmp_path, codes={75}, uce=True, fault=fault)
+    assert (found.save / "latest_checkpointed_iteration.txt").read_text() == "4"
+    assert not found.of("rollback")
+
+
+@pytest.mark.full
+def test_a_dead_rank_is_replaced(tmp_path: Path, unbroken: Run) -> None:
+    launcher = ("tftrun", "--nproc-per-node", str(WORLD))
+    fault = {"rank": 3, "step": 5, "phase": "forward", "kind": "kill"}
+    found = run(tmp_path, codes=FINE, launcher=launcher, uce=True, arf=True, fault=fault)
+    assert {one["rank"] for one in found.of("clean")} == {0, 1, 2} and {one["type"] for one in found.of("clean")} == {
+        "recover"
+    }
+    assert [one["ranks"] for one in found.of("rebuild")] == [[3]] * WORLD
+    assert [(one["rank"], one["rebuild"], one["info"]["repair_type"]) for one in found.of("repair", 3)] == [
+        (3, False, 3)
+    ]
+    assert {one["step"] for one in found.of("rollback")} == {4}
+    assert found.states == unbroken.states
