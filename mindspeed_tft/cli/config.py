@@ -21,7 +21,7 @@ from rich.table import Table
 
 from mindspeed_tft import arguments
 from mindspeed_tft import settings as settings_module
-from mindspeed_tft.cli import job_file
+from mindspeed_tft.cli import dry_run, job_file
 from mindspeed_tft.cli.job_file import JobFile
 from mindspeed_tft.settings import Refused, Settings
 
@@ -67,12 +67,35 @@ def command(
     ] = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print all settings as docs/flags.md.")] = False,
     check: Annotated[bool, typer.Option("--check", help="Print nothing but the reasons of a refusal.")] = False,
+    megatron: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="DIR|installed",
+            help="Let Megatron parse and validate all flags, as a job would, without a job: a checkout, or the one of"
+            " this environment. Adds one line on what it says.",
+        ),
+    ] = None,
+    mindspeed: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="DIR|installed",
+            help="With --megatron: MindSpeed beside it. Needs a torch_npu that can be imported.",
+        ),
+    ] = None,
+    world_size: Annotated[
+        Optional[int],  # noqa: UP045
+        typer.Option(
+            min=1,
+            metavar="RANKS",
+            help="With --megatron: ranks of the job. Default: two copies of its model. None of them is started.",
+        ),
+    ] = None,
 ) -> None:
     """Show the settings that a job would have here: value, origin and meaning of each, and every timeout.
 
-    The flags of the training program may follow after `--`; those of Megatron are passed over. Environment beats flags,
-    flags beat YAML, YAML beats defaults. What depends on Megatron's own flags is checked when a job starts. Exit
-    status: 0, or 2 when a job would be refused.
+    The flags of the training program may follow after `--`; those of Megatron are passed over, unless --megatron lets
+    it judge them. Environment beats flags, flags beat YAML, YAML beats defaults. What depends on Megatron's own flags
+    is checked when a job starts, and with --megatron. Exit status: 0, or 2 when a job would be refused.
     """
     if schema:
         print(json.dumps(settings_module.schema(), indent=2))
@@ -81,15 +104,27 @@ def command(
         print(as_markdown(), end="")
         return
     words = [*(["--tft-config", tft_config] if tft_config else []), *context.args]
+    if megatron is None and (mindspeed is not None or world_size is not None):
+        raise typer.BadParameter("--mindspeed and --world-size say how Megatron is asked; add --megatron")
     job = read_job(from_job) if from_job is not None else None
-    found = resolve(words, os.environ) if job is None else resolve([*job.words, *words], job.environ)
+    environ = os.environ if job is None else job.environ
+    words = words if job is None else [*job.words, *words]
+    found = resolve(words, environ)
+    verdict = _ask(words, environ, megatron, mindspeed, world_size) if megatron is not None else None
     refusals = (*(job.refusals if job is not None else ()), *found.refusals)
+    if verdict is not None:
+        named = {refusal.flag for refusal in refusals}
+        refusals += tuple(refusal for refusal in verdict.refusals if refusal.flag not in named)
+        found = dataclasses.replace(found, refusals=refusals)
     if as_json and not check:
-        print(json.dumps(as_data(found, patience, job), indent=2))
+        told = {"megatron": _verdict_as_data(verdict)} if verdict is not None else {}
+        print(json.dumps({**as_data(found, patience, job), **told}, indent=2))
     elif not check:
         console = Console() if sys.stdout.isatty() else Console(width=WIDE)
         show_job(job, console)
         show(found, patience, console)
+    if verdict is not None and not as_json:
+        print(verdict)
     for refusal in refusals:
         print(f"tftctl config: error: {refusal}", file=sys.stderr)
     raise typer.Exit(REFUSED if refusals else 0)
@@ -101,6 +136,25 @@ def read_job(path: Path) -> JobFile:
         return job_file.read(path)
     except Refused as refusal:
         return JobFile(refusals=(refusal,))
+
+
+def _ask(
+    words: Sequence[str],
+    environ: Mapping[str, str],
+    megatron: str,
+    mindspeed: str | None,
+    world_size: int | None,
+) -> dry_run.Verdict:
+    try:
+        return dry_run.ask(words, megatron, mindspeed, world_size, {**os.environ, **environ})
+    except dry_run.CannotAsk as error:
+        print(f"tftctl config: error: Megatron cannot be asked: {error}", file=sys.stderr)
+        raise typer.Exit(REFUSED) from None
+
+
+def _verdict_as_data(verdict: dry_run.Verdict) -> dict[str, Any]:
+    names = ("megatron", "mindspeed", "parsed", "world_size")
+    return {("version" if name == "megatron" else name): getattr(verdict, name) for name in names}
 
 
 # ------------------------------------------------------------------------------------------------ resolve

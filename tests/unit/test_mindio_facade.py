@@ -28,13 +28,16 @@ def test_a_killed_rank_leads_to_one_checkpoint_of_the_agreed_step(tmp_path: Path
     found = run(tmp_path, codes=SAVED, fault=fault)
     assert found.codes[3] == -signal.SIGKILL and found.codes[:3] == [75, 75, 75]
     assert found.order(3) == ["fault"]
-    assert found.order(0) == ["stop", "clean", "save", "rename"]
-    assert found.order(1) == ["stop", "clean", "save"]
-    assert found.order(2) == ["stop"]  # it holds what rank 0 gives
+    savers = found.of("save")[0]["info"][0]["ranks"]
+    assert savers in ([0, 1], [2, 1])  # in the order of the slices
+    (renamer,) = {one["rank"] for one in found.of("rename")}
+    for rank in range(3):
+        saves = ["clean", "save", *(["rename"] if rank == renamer else [])] if rank in savers else []
+        assert found.order(rank) == ["stop", *saves]
     assert {(one["thread"], one["args"], one["ctx"]) for one in found.of("stop")} == {(False, 2, "my context")}
     assert {(one["uce"], one["type"]) for one in found.of("clean")} == {(False, "dump")}
     for saved in found.of("save"):
-        assert (saved["step"], saved["info"]) == (4, [{"type": 0, "ranks": [0, 1]}])
+        assert (saved["step"], saved["info"]) == (4, [{"type": 0, "ranks": savers}])
     assert found.of("rename")[0]["step"] == 4
     assert max(one["at"] for one in found.of("save")) < found.of("rename")[0]["at"]
     assert (found.save / "latest_checkpointed_iteration.txt").read_text() == "4"
@@ -103,7 +106,7 @@ def test_a_device_that_cannot_be_cleaned_leads_to_a_dump(tmp_path: Path) -> None
     fault = {"rank": 1, "step": 5, "phase": "forward", "kind": "uce"}
     found = run(tmp_path, codes={75}, uce=True, fault=fault, clean={"1": 1})
     assert (found.save / "latest_checkpointed_iteration.txt").read_text() == "4"
-    assert all(one["info"] == [{"type": 0, "ranks": [0, 3]}] for one in found.of("save"))
+    assert {one["info"][0]["ranks"][1] for one in found.of("save")} == {3}  # rank 1 held the same slice
 
 
 @pytest.mark.full

@@ -85,7 +85,7 @@ NAMES: dict[str, dict[str, tuple[int, ...]]] = {
         "tft_register_mindx_callback": (2,),
         "tft_notify_controller_stop_train": (1, 2, 3),
         "tft_notify_controller_on_global_rank": (1, 2),
-        "tft_notify_controller_prepare_action": (2,),
+        "tft_notify_controller_prepare_action": (1, 2),
         "tft_notify_controller_change_strategy": (1, 2),
         "tft_notify_controller_dump": (0,),
         "tft_query_high_availability_switch": (0,),
