@@ -69,7 +69,10 @@ DATA_FLAGS=(
   --tokenizer-model "$(dirname "$DATA")/tokenizer.model"
 )
 # Periodic checkpoints stay: they are what is left when all holders of a shard are lost at once. They may be rarer.
-OUTPUT=(--save "$SAVE" --load "$SAVE" --save-interval 1000 --log-interval 1 --eval-interval 1000 --eval-iters 10)
+OUTPUT=(
+  --save "$SAVE" --load "$SAVE" --save-interval 1000 --log-interval 1 --eval-interval 1000 --eval-iters 10
+  --ckpt-format torch  # as scripts of MindSpeed-LLM have it
+)
 FLAGS=("${PARALLEL[@]}" "${MODEL[@]}" "${TRAINING[@]}" "${DATA_FLAGS[@]}" "${OUTPUT[@]}" "${PROTECTION[@]}" "$@")
 
 if [[ "${DOCTOR:-0}" == 1 ]]; then

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib
+import importlib.util
 import io
 import sys
 import traceback
@@ -18,6 +18,7 @@ from typing import Any, NoReturn
 from mindspeed_tft.patches.mindspeed_flags import MINDSPEED
 from mindspeed_tft.settings import Refused
 
+UNKNOWN = "unknown"  # the version of a package that does not tell it
 MODULE = "megatron.training.arguments"
 DEFAULTS = {"tokenizer_type": "GPT2BPETokenizer"}  # what Megatron's own pretrain_gpt.py gives
 COPIES = 2  # data-parallel ranks of a job of which nobody says how many ranks it has
@@ -37,6 +38,10 @@ def look(
         refused: (flag, reason, remedy) of each thing that is wrong.
     """
     sys.argv = ["pretrain_gpt.py", *words]
+    if with_mindspeed and importlib.util.find_spec("torch_npu") is None:
+        needs = Refused("--mindspeed", "MindSpeed imports torch_npu, which is not installed here",
+                        "ask on a machine that has it, or leave --mindspeed out")  # fmt: skip
+        return {"megatron": "", "mindspeed": "", "parsed": 0, "world_size": 0, "refused": [_plain(needs)]}
     if with_mindspeed:
         importlib.import_module("mindspeed.megatron_adaptor")
     importlib.import_module("mindspeed_tft.adaptor")
@@ -67,7 +72,7 @@ def _plain(refusal: Refused) -> tuple[str, str, str]:
 def _version(name: str) -> str:
     """Without the commit that Megatron adds: it is that of whatever repository the current directory is in."""
     found = getattr(importlib.import_module(name), "__version__", "")
-    return str(found).partition("+")[0] or "unknown"
+    return str(found).partition("+")[0] or UNKNOWN
 
 
 def _parse(module: Any) -> tuple[argparse.Namespace, list[str]]:

@@ -20,6 +20,7 @@ from typing import Any
 from mindspeed_tft.settings import Refused
 
 INSTALLED = "installed"  # as a checkout: the Megatron of this environment
+UNKNOWN = "unknown"  # as `patches.megatron_dry_run` says it, which imports torch
 PATIENCE = 180.0  # seconds; the first import of torch from a cold disk takes most of it
 _TAIL = 15  # lines of what a process said that could not answer
 
@@ -35,7 +36,10 @@ class Verdict:
     refusals: tuple[Refused, ...]
 
     def __str__(self) -> str:
-        beside = f" with MindSpeed {self.mindspeed}" if self.mindspeed else ""
+        if not self.megatron:
+            return "Megatron was not asked"
+        version = "" if self.mindspeed == UNKNOWN else f" {self.mindspeed}"  # a checkout does not tell
+        beside = f" with MindSpeed{version}" if self.mindspeed else ""
         wrong = f"{len(self.refusals)} refused" if self.refusals else "valid"
         return f"Megatron {self.megatron}{beside}: {self.parsed} flags parsed for {self.world_size} ranks, {wrong}"
 

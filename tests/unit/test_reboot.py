@@ -86,7 +86,7 @@ def test_a_killed_rank_from_stop_to_resume() -> None:
     job.feed(Heartbeat(0, 1, 0, "starting"))
     assert job.engine.state is State.WAITING
     found = job.ready(1)
-    assert said(orders(found)) == to_all(REGROUP, step=6, epoch=1)
+    assert said(orders(found)) == to_all(REGROUP, step=6, epoch=1, newcomers=["1"])
     found = job.answer(*orders(found))
     transfers = ["p0/1|3|1", "p0/small|0|1"]
     assert said(orders(found)) == [(r, REPAIR, {"step": 6, "epoch": 1, "transfers": transfers}) for r in (0, 1, 3)]

@@ -1,0 +1,115 @@
+"""The engine of jobs whose ranks save together: one order to all that give a shard, nobody finishes an update, and no
+operator's wish is taken that could not be carried out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine_job import DEADLINES, E, EngineJob, U, notes, orders
+
+from mindspeed_tft.engine.joint import JointEngine, joint_groups
+from mindspeed_tft.engine.planning import DumpPlan, PartPlan
+from mindspeed_tft.engine.repair import INTACT
+from mindspeed_tft.engine.states import State
+from mindspeed_tft.engine.types import (
+    Answer,
+    Asked,
+    FaultSeen,
+    Order,
+    OrderKind,
+    RankInfo,
+    RankLost,
+    RankReport,
+    Reported,
+)
+
+
+class Joint(EngineJob):
+    """Four ranks, a list of two slices in two replicas. Between updates a rank stands uncommitted at the next step."""
+
+    def __init__(self, *strategies: str) -> None:
+        super().__init__(JointEngine(DEADLINES, 4, strategies=frozenset({"dump", *strategies})))
+
+    def info(self, rank: int, pid: int = 0) -> RankInfo:
+        return RankInfo(rank, f"h{rank}", pid or 1000 + rank, "ranks0", rank, (f"ranks0/dense/{rank % 2}",))
+
+    def report(self, rank: int, completed: int, trusted: bool = True) -> None:
+        epoch = self.engine.status()["epoch"]
+        assert isinstance(epoch, int)
+        self.feed(Reported(0, RankReport(rank, completed + 1, E, U, trusted=trusted, epoch=epoch)))
+
+    def open(self) -> list[Order]:
+        return [order for order in orders(self.actions) if order.id not in self.answered]
+
+
+def payloads(job: Joint, kind: OrderKind) -> dict[int, Any]:
+    return {order.rank: order.payload for order in job.open() if order.kind is kind}
+
+
+def test_all_that_give_a_shard_save_at_once_and_one_renames() -> None:
+    job = Joint()
+    job.feed(RankLost(0, 3, "killed"))
+    for rank in range(3):
+        job.report(rank, completed=4)
+    found = payloads(job, OrderKind.WRITE_PART)
+    assert {rank: (one["step"], one["groups"]) for rank, one in found.items()} == {
+        0: (4, ["ranks0/dense|0,1"]),
+        1: (4, ["ranks0/dense|0,1"]),
+    }
+    assert not orders(job.actions, OrderKind.STAGE_SHARDS)
+    job.answer(*job.open())
+    (publish,) = job.open()
+    assert publish.kind is OrderKind.PUBLISH
+    job.answer(publish, path="", resume="")
+    assert job.engine.state is State.EXITING and {order.payload["code"] for order in job.open()} == {75}
+
+
+def test_who_did_not_come_to_an_update_of_others_gives_nothing() -> None:
+    """Rank 1 was stopped before its update of step 5, which ranks 0 and 2 have completed: its slice is on rank 3."""
+    job = Joint()
+    job.feed(FaultSeen(0, 1, "exception", "an error", own=True))
+    for rank, completed in ((0, 5), (1, 4), (2, 5), (3, 5)):
+        job.report(rank, completed)
+    assert "rank 1 did not come to its update of step 5" in notes(job.actions, warn=True)
+    assert not orders(job.actions, OrderKind.FINISH_UPDATE)
+    assert payloads(job, OrderKind.WRITE_PART)[3]["groups"] == ["ranks0/dense|0,3"]
+
+
+def test_it_is_repaired_where_that_is_wanted() -> None:
+    job = Joint("retry")
+    job.feed(FaultSeen(0, 1, "link", "a link", own=True))
+    for rank, completed in ((0, 5), (1, 4), (2, 5), (3, 5)):
+        job.report(rank, completed)
+    job.answer(*job.until(OrderKind.REGROUP))
+    assert payloads(job, OrderKind.REPAIR)[1]["transfers"] == ["ranks0/dense/1|3|1"]
+
+
+def test_a_rank_that_turns_out_intact_is_given_nothing() -> None:
+    job = Joint("retry")
+    job.feed(FaultSeen(0, 1, "memory", "UCE ERROR", own=True))
+    for rank in range(4):
+        job.report(rank, completed=4, trusted=rank != 1)
+    for order in job.until(OrderKind.REGROUP):
+        job.answer(order, **({INTACT: "no live tensor was hit"} if order.rank == 1 else {}))
+    assert not orders(job.actions, OrderKind.REPAIR)
+    assert payloads(job, OrderKind.ROLLBACK).keys() == {0, 1, 2, 3}
+
+
+def test_shards_in_the_order_of_their_numbers_and_experts_once() -> None:
+    dense = {f"ranks0/dense/{number}": 100 - number for number in range(12)}
+    parts = (
+        PartPlan("ranks0", 100, {**dense, "ranks4/expert/0": 7}),
+        PartPlan("ranks1", 8, {"ranks1/dense/0": 8, "ranks4/expert/0": 9}),
+    )
+    assert joint_groups(DumpPlan(3, parts, ())) == {
+        "ranks0/dense": tuple(100 - number for number in range(12)),
+        "ranks1/dense": (8,),
+        "ranks4/expert": (7,),
+    }
+
+
+def test_wishes_of_operators_are_refused_at_once() -> None:
+    job = Joint("retry")
+    for kind in ("pause", "dump", "switch-link"):
+        (answer,) = job.feed(Asked(0, kind, kind))
+        assert isinstance(answer, Answer) and not answer.ok and f"{kind} is not possible here" in answer.text
