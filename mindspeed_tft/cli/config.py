@@ -111,11 +111,12 @@ def command(
     words = words if job is None else [*job.words, *words]
     found = resolve(words, environ)
     verdict = _ask(words, environ, megatron, mindspeed, world_size) if megatron is not None else None
-    refusals = (*(job.refusals if job is not None else ()), *found.refusals)
+    of_job = job.refusals if job is not None else ()
     if verdict is not None:
-        named = {refusal.flag for refusal in refusals}
-        refusals += tuple(refusal for refusal in verdict.refusals if refusal.flag not in named)
-        found = dataclasses.replace(found, refusals=refusals)
+        named = {refusal.flag for refusal in (*of_job, *found.refusals)}
+        more = tuple(refusal for refusal in verdict.refusals if refusal.flag not in named)
+        found = dataclasses.replace(found, refusals=(*found.refusals, *more))
+    refusals = (*of_job, *found.refusals)
     if as_json and not check:
         told = {"megatron": _verdict_as_data(verdict)} if verdict is not None else {}
         print(json.dumps({**as_data(found, patience, job), **told}, indent=2))
