@@ -33,12 +33,6 @@ IN_RELEASES: tuple[Older, ...] = (
                 "it keeps no optimizer replicas of experts",
                 "use a Megatron of 0.17 or newer",
             ),
-            Unproved(
-                "ckpt_format",
-                lambda value: value == "torch_dist",
-                "dumps in the torch_dist layout of this release are not in this version",
-                "use --ckpt-format torch",
-            ),
             Unproved("encoder_tensor_model_parallel_size", _any_size, "stages of an encoder are not proved exact"),
             Unproved("encoder_pipeline_model_parallel_size", _any_size, "stages of an encoder are not proved exact"),
             Unproved("pipeline_model_parallel_split_rank", _any_size, "stages of an encoder are not proved exact"),

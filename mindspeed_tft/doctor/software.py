@@ -61,13 +61,13 @@ def check_versions() -> Iterator[Finding]:
             "install megatron-core, or set PYTHONPATH to your checkout as the training does",
         )
     elif fits(megatron, groups.MEGATRON):
-        yield green("megatron", f"megatron-core {megatron}, one of those that are proved ({groups.MEGATRON})")
+        yield green("megatron", f"megatron-core {megatron}, one of those that are proved ({groups.RELEASES})")
     else:
         yield red(
             "megatron",
-            f"megatron-core {megatron} is not among those that are proved ({groups.MEGATRON}), so"
+            f"megatron-core {megatron} is not among those that are proved ({groups.RELEASES}), so"
             " --enable-high-availability refuses it",
-            f"install a release in {groups.MEGATRON}; `tftctl patches --megatron DIR` says what another one lacks",
+            f"install one of {groups.RELEASES}; `tftctl patches --megatron DIR` says what another one lacks",
         )
 
 
