@@ -225,6 +225,10 @@ class Settings(BaseModel):
                 order, or hangs are to be found faster than ranks can be heard.
         """
         total = self.deadline(patience)
+        consult = self.tft_clusterd_wait if self.clusterd else 0.0
+        if patience is not None:  # the launcher does not wait for a cluster manager
+            consult = min(consult, total / 4)
+            total -= consult
         stop = min(STOP_AT_MOST, total / 4)
         leave = min(EXIT_AT_MOST, total / 8)
         dump = self.tft_dump_seconds if self.tft_dump_seconds is not None else total - stop - leave
@@ -232,7 +236,7 @@ class Settings(BaseModel):
         # Half of the dump for one order: a rank that hangs in it still leaves time for a second attempt without it.
         found = Deadlines(heartbeat=min(1.0, lost / 4), heartbeat_lost=lost, stop=stop, order=dump / 2, dump=dump,
                           exit=leave, reboot=self.tft_reboot_wait * self.enable_worker_reboot,
-                          consult=self.tft_clusterd_wait * bool(self.clusterd), hang=self._hang(),
+                          consult=consult, hang=self._hang(),
                           hang_fixed=self.tft_hang_seconds > 0)  # fmt: skip
         if not found.heartbeat < found.heartbeat_lost < found.stop < total or stop + dump + leave > total + 1e-9:
             raise Refused(
@@ -273,10 +277,14 @@ class Settings(BaseModel):
             "register": ("300", "the first rank's arrival until a warning that others are missing; ends nothing"),
             "reboot": ("--tft-reboot-wait" if self.enable_worker_reboot else "0",
                        "the stop until a newcomer is ready; 0 without --enable-worker-reboot"),
-            "consult": ("--tft-clusterd-wait" if self.clusterd else "0",
-                        "a decision of ClusterD; 0 where nobody is asked"),
+            "consult": (self._consult_derivation(patience), "a decision of ClusterD; 0 where nobody is asked"),
             "hang": self._hang_derivation(),
         }  # fmt: skip
+
+    def _consult_derivation(self, patience: float | None) -> str:
+        if not self.clusterd:
+            return "0"
+        return "--tft-clusterd-wait" if patience is None else "min(--tft-clusterd-wait, deadline / 4)"
 
     def _hang_derivation(self) -> tuple[str, str]:
         limits = "no progress until a rank that others wait for is ended"

@@ -114,7 +114,7 @@ class Negotiation:
         elif signal.kind == w.KILL_MASTER:
             yield from self._end_the_job()
         elif signal.kind == w.PRE_EXIT:
-            if signal.uuid not in self._heard:
+            if signal.uuid not in self._heard and not self._unregistered:
                 self._heard.add(signal.uuid)
                 yield self._tell(signal.faults)
         elif signal.uuid in self._done:

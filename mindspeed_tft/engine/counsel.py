@@ -20,6 +20,7 @@ from mindspeed_tft.engine.words import ranks
 
 RETRY, RECOVER, DUMP, EXIT = "retry", "recover", "dump", "exit"
 _ONLINE = (RETRY, RECOVER)  # after these training goes on
+MAX_DECISIONS = 10  # in one incident: whoever decides for ever the same must not hold the job up
 
 
 class Counsel:
@@ -30,10 +31,12 @@ class Counsel:
         self.open = False  # a decision is awaited
         self.chosen = ""  # what is carried out in this incident, because it was decided for
         self.leaving: frozenset[int] = frozenset()  # ranks whose nodes go
+        self.stale = False  # what was asked is to be asked again, with the next tick: thousands may be lost at once
         self._desk, self._roster, self._deadlines = desk, roster, deadlines
         self._who = "the cluster manager"
         self._offered: tuple[str, ...] = ()
         self._until: float | None = None
+        self._decisions = 0
         self._suspects: dict[int, str] = {}  # ranks whose memory is damaged, though they do not know
 
     # ------------------------------------------------------------------------------------------------ what is heard
@@ -72,6 +75,7 @@ class Counsel:
     def advised(self, event: Advised) -> str:
         """Why this decision cannot be carried out; "" where it can, or was not asked for (then `open` stays)."""
         self.open, self._until = False, None
+        self._decisions += 1
         if event.strategy not in self._offered:
             known = event.strategy in (RETRY, RECOVER, DUMP, EXIT)
             reason = "the state of the job does not allow it" if known else "it is not in this version"
@@ -85,7 +89,7 @@ class Counsel:
 
     def ask(self, possible: tuple[str, ...], failed: str, why: str) -> None:
         """Have it decide; the time that it has does not begin anew while it is asked the same again."""
-        self._offered, self.open, self.chosen = possible, True, ""
+        self._offered, self.open, self.chosen, self.stale = possible, True, "", False
         if self._until is None:
             self._until = self._desk.now + self._deadlines.consult
         before = f"; {failed} did not lead on: {why}" if failed else ""
@@ -96,11 +100,20 @@ class Counsel:
         """It does not decide in time: nobody waits for it any more in this incident."""
         if not self.open or self._until is None or self._desk.now < self._until:
             return False
-        why = f"{self._who} did not decide within {self._deadlines.consult:g} s (--tft-clusterd-wait)"
+        self._part(f"{self._who} did not decide within {self._deadlines.consult:g} s (--tft-clusterd-wait)")
+        return True
+
+    def tired(self) -> bool:
+        """It has decided so often in this incident that it is not asked any more."""
+        if not self.on or self._decisions < MAX_DECISIONS:
+            return False
+        self._part(f"{self._who} has decided {self._decisions} times, and nothing led on")
+        return True
+
+    def _part(self, why: str) -> None:
         self.on = self.open = False
         self._desk.note(f"{why}. For this fault our own rules hold", warn=True)
         self._desk.put(Unadvised(why))
-        return True
 
     def asks_again(self) -> str:
         """The strategy that was decided for and did not lead on, so that another decision is needed; "" if not."""
@@ -108,12 +121,13 @@ class Counsel:
 
     def stopped(self) -> None:
         """Everybody is stopped (anew): what was possible counts no more."""
-        self.open, self._until, self.leaving = False, None, frozenset()
+        self.open = self.stale = False
+        self._until, self.leaving = None, frozenset()
 
     def over(self) -> None:
         """The incident is."""
         self.stopped()
-        self.chosen = ""
+        self.chosen, self._decisions = "", 0
         self._suspects.clear()
 
     def _faults(self) -> tuple[tuple[int, str], ...]:

@@ -80,6 +80,9 @@ class Steering(Stops):
             super()._choose()
 
     def _ask(self, failed: str = "", why: str = "") -> None:
+        if self._counsel.tired():
+            self._choose()
+            return
         self._desk.enter("consult")
         if self._reboots is not None:
             self._reboots.waiting = False
@@ -96,13 +99,17 @@ class Steering(Stops):
     def _look_again(self) -> bool:
         if not self._counsel.open:
             return super()._look_again()
-        self._choose()
+        self._counsel.stale = True
         return True
+
+    def _decide_when_heard(self) -> None:
+        if not self._look_again():
+            super()._decide_when_heard()
 
     def _tick_stopping(self) -> None:
         if not self._counsel.open:
             super()._tick_stopping()
-        elif self._counsel.late():
+        elif self._counsel.late() or self._counsel.stale:
             self._choose()
 
     # ------------------------------------------------------------------------------------------------ begin and end

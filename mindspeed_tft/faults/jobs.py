@@ -28,7 +28,8 @@ from mindspeed_tft.faults.processes import ENV_MARK
 
 # Set by users of the plugin or left by an outer job; a drill's jobs get exactly what the drill gives them.
 _DROPPED_ENV = re.compile(
-    r"TFT_|TTP_|HIGH_AVAILABILITY$|TORCHELASTIC_|TORCH_NCCL_|(MASTER|GROUP|LOCAL)_|ROLE_|(RANK|WORLD_SIZE)$"
+    r"TFT_|TTP_|MINDX_|MINDIO_|PROCESS_RECOVER$|HIGH_AVAILABILITY$|TORCHELASTIC_|TORCH_NCCL_|"
+    r"(MASTER|GROUP|LOCAL)_|ROLE_|(RANK|WORLD_SIZE)$"
 )
 _NO_BYTECODE = "PYTHONDONTWRITEBYTECODE"
 _ITERATION = re.compile(r"iteration\s+(\d+)/\s*(\d+)\s*\|")

@@ -65,6 +65,7 @@ class Plan:
     master: str = "127.0.0.1"  # address of the first node
     rendezvous: str = jobs.RENDEZVOUS[0]  # how the nodes find each other
     sharded: bool = True  # by Megatron's distributed optimizer; False: each data-parallel rank holds everything
+    clusterd: str = ""  # URL of the cluster manager that decides in the broken job; "": nobody is asked
     levels: bool = False  # the ranks of the broken job log what they use of memory, threads, files and groups
     program: str = PROGRAM  # module that all jobs run; it takes the arguments of `gpt_job`
 
@@ -297,7 +298,8 @@ def plugin_flags(plan: Plan) -> tuple[str, ...]:
     if plan.tls_dir:
         closed = ["--tft-tls-dir", plan.tls_dir]
     words = (*training_flags(plan), "--enable-high-availability", *replicas, *_ONLINE[plan.preset])
-    return (*words, *hang, *hashed, *closed)
+    steered = ("--tft-clusterd", plan.clusterd, "--tft-clusterd-job", "drill") if plan.clusterd else ()
+    return (*words, *hang, *hashed, *closed, *steered)
 
 
 def _replica_flags(replicas: int) -> tuple[str, ...]:

@@ -7,9 +7,10 @@ A failure prints its seed; `SteeredSimulation(draw_recover(seed), LINES[name]).r
 from __future__ import annotations
 
 import pytest
+from fake_clusterd import Cluster, Later
 
 from mindspeed_tft.clusterd.negotiation import Negotiation
-from mindspeed_tft.engine.counsel import Counsel
+from mindspeed_tft.engine.counsel import MAX_DECISIONS, Counsel
 
 from .layout import Agent, Fault, Layout, Scenario
 from .oracle import check, judge
@@ -95,6 +96,25 @@ def test_drawn_scenarios(name: str) -> None:
     assert asked > 40
     assert (alone > 0) is (name == "lossy")
     assert (cuts > 0) is (name == "cut")
+
+
+class Stubborn(Cluster):
+    """It decides for the same whatever came of it."""
+
+    def _choose(self) -> list[Later]:
+        self.tried.clear()
+        return super()._choose()
+
+
+def test_whoever_decides_for_the_same_for_ever_is_not_asked_any_more() -> None:
+    scenario = Scenario(1, SMALL, (Fault("kill", "reduce@2", 3),), last_step=5, retry=True, agent=Agent(never=1))
+    simulation = SteeredSimulation(scenario, Line(strategies=("recover", "dump")))
+    simulation.cluster = Stubborn(("recover", "dump"), flush=0.5)
+    assert simulation.cluster.hello("Init", "job", "taskd") == simulation.cluster.hello("Register", "job", "taskd") == 0
+    simulation.run()
+    assert simulation.cluster.log.count("recover") == MAX_DECISIONS
+    assert outcome(simulation) == ("dumped", [])
+    assert "has decided 10 times, and nothing led on" in str(simulation.engine.timeline)
 
 
 # ------------------------------------------------------------------------------------------------ controls

@@ -14,7 +14,9 @@ from control_support import DEADLINES, Job, Rank, config, until
 from fake_clusterd import ALL, Cluster, Server
 
 from mindspeed_tft.clusterd import words as w
+from mindspeed_tft.control.authority import Authority
 from mindspeed_tft.control.config import ControlConfig
+from mindspeed_tft.control.tls import Transport
 from mindspeed_tft.engine.incident import EXIT_SAVED, EXIT_UNSAVED
 
 SHARD = "tp0-pp0/dense/0"
@@ -220,6 +222,23 @@ def test_the_next_controller_is_the_client(job: Job, serve: Callable[..., Server
     again = newcomer(job, 1)
     assert [rank.process.wait(20) for rank in (ranks[0], again)] == [0, 0]
     assert server.cluster.violations == []
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("trusted", [True, False])
+def test_tls_to_a_clusterd_that_has_it(job: Job, serve: Callable[..., Server], tmp_path: Path, trusted: bool) -> None:
+    """One whose authority nobody knows gives no orders."""
+    known, other = Authority.create(tmp_path / "known"), Authority.create(tmp_path / "other")
+    ours = known.node("here", ["127.0.0.1"])
+    theirs = (known if trusted else other).node("clusterd", ["127.0.0.1"])
+    server = serve(w.DUMP, w.EXIT, credentials=Transport(theirs).server_credentials())
+    ready = {"clusterd": f"https://{server.target}", "tls_dir": str(ours), "strategies": ("dump",)}
+    ranks = job.start(steered(job, server, **ready), holds=[SHARD], step=7)
+    assert all(rank.wait("started")["ok"] for rank in ranks)
+    until(lambda: server.open == 1 if trusted else "its certificate is not trusted" in job.text(), what="a word on it")
+    ranks[1].kill()
+    assert ranks[0].process.wait(15) == EXIT_SAVED
+    assert (server.cluster.log == ["dump", "dump 0"], server.subscriptions > 0) == (trusted, trusted)
 
 
 @pytest.mark.full
