@@ -66,9 +66,10 @@ def test_a_killed_rank_under_a_manager(
     report = rehearse(plan, work, references, Quiet())
     log = (work / "broken.log").read_text()
     told, _ = manager.communicate(timeout=60)
+    compared = report.evidence.comparisons
     both = f"{log[-6000:]}\n----- manager\n{told}"
-    assert (report.verdict.name, report.reasons, report.processes_left_behind) == ("EXACT", (), ()), both
-    assert [entry.different for entry in report.comparisons] == [0] * len(report.comparisons) != [], both
+    assert (report.verdict.name, report.reasons, report.evidence.leftover) == ("EXACT", (), ()), both
+    assert [entry.different for entry in compared] == [0] * len(compared) != [], both
     assert "the relay of node 0 is here" in log
     assert all(f"TaskD's worker of rank {rank}: True" in log for rank in range(4)), both
     assert "the controller of 4 ranks is here: no port, on a single host" in told

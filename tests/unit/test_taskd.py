@@ -6,6 +6,7 @@ import importlib
 import inspect
 import json
 import os
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -216,3 +217,68 @@ def test_the_documented_scripts_run_unchanged(
     assert found["outcome"] == "failed" and {fault["rank"] for fault in found["faults"]} == {1}, found
     assert "no step was completed, there is nothing to save" in json.dumps(found)
     assert not list(tmp_path.glob("tft-*/*")), "sockets and directories are left behind"
+
+
+PROXY = """
+import signal, threading
+from taskd.api.taskd_proxy_api import destroy_taskd_proxy, init_taskd_proxy
+
+ended = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: ended.set())
+here = {{"ServerRank": "{node}", "ListenAddr": "127.0.0.1", "ListenPort": "9602", "Framework": "PyTorch"}}
+assert init_taskd_proxy({{**here, "UpstreamAddr": "127.0.0.1", "UpstreamPort": "{port}"}})
+print("listens", flush=True)
+ended.wait()
+print("destroyed:", destroy_taskd_proxy())
+"""
+WORKER = """
+import os, time
+from taskd.api import init_taskd_worker, start_taskd_worker
+
+assert init_taskd_worker(int(os.environ["RANK"]), 5000, "pt")
+print("started:", start_taskd_worker(), flush=True)
+time.sleep(60)
+"""
+
+
+def test_two_nodes_meet_at_the_manager(
+    tmp_path: Path, processes: Processes, free_ports: Callable[[int], list[int]]
+) -> None:
+    """Manager, a proxy and a rank on each of two nodes (of this machine): their relays find the controller at the port
+    that the proxies name, and the death of one rank ends the other."""
+    port = free_ports(1)[0]
+    common = {
+        "PYTHONPATH": str(names.directory("taskd")),
+        "XDG_RUNTIME_DIR": str(tmp_path),
+        "MINDX_TASK_ID": "two-nodes",
+        "TFT_DEFAULT_PORT": str(port),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "1",
+        "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "1",
+        "GROUP_WORLD_SIZE": "2",
+        "LOCAL_RANK": "0",
+    }
+
+    def start(code: str, **env: str) -> Any:
+        return processes.start([sys.executable, "-c", code], cwd=tmp_path, env={**common, **env})
+
+    two_nodes = MANAGER.format(ranks=1).replace('"node_nums": 1', '"node_nums": 2')
+    manager_of_both = start(two_nodes)
+    proxies = [start(PROXY.format(node=node, port=port)) for node in (0, 1)]
+    assert "the manager of job two-nodes waits" in manager_of_both.stdout.readline()
+    assert [one.stdout.readline() for one in proxies] == ["listens\n"] * 2
+    ranks = [start(WORKER, RANK=str(node), GROUP_RANK=str(node)) for node in (0, 1)]
+    assert [one.stdout.readline() for one in ranks] == ["started: True\n"] * 2
+    ranks[1].kill()
+    said, _ = ranks[0].communicate(timeout=30)
+    assert ranks[0].returncode == 76, said
+    for one in proxies:
+        one.terminate()
+    words, _ = manager_of_both.communicate(timeout=30)
+    assert f"the controller of 2 ranks is here: port {port} of 127.0.0.1" in words and "over: True" in words
+    assert "Training stopped: rank 1 lost" in words
+    for node, one in enumerate(proxies):
+        text, _ = one.communicate(timeout=30)
+        assert f"the relay of node {node} is here, and goes to port {port} of 127.0.0.1" in text
+        assert one.returncode == 0 and "destroyed: True" in text, text
