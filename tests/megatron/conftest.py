@@ -60,7 +60,7 @@ def drill(references: Path, tmp_path: Path) -> Callable[..., Drilled]:
         command = [sys.executable, "-m", "mindspeed_tft.cli.main", "drill", "--timeout", "150"]
         command += ["--json", str(file), "--keep", str(tmp_path / "kept"), *arguments]
         environ = {**os.environ, "TFT_DRILL_CACHE": str(references), "COLUMNS": "160"}
-        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=500)
+        ended = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=900)
         output = ended.stdout + ended.stderr
         assert file.exists(), output
         (directory,) = (tmp_path / "kept").glob("drill-*")

@@ -109,7 +109,7 @@ def _assert_chain(found: Drilled, faults: Sequence[str]) -> None:
 @pytest.mark.full
 @pytest.mark.parametrize(("layout", "dtype", "faults"), list(_chains()))
 def test_matrix(recover: Callable[..., Drilled], layout: str, dtype: str, faults: tuple[str, ...]) -> None:
-    job = ("--layout", layout, "--dtype", dtype, "--steps", "36")
+    job = ("--layout", layout, "--dtype", dtype, "--steps", "36", "--timeout", "400")  # ten starts of a process
     _assert_chain(recover(*job, *_arguments(*faults)), faults)
 
 
@@ -117,7 +117,7 @@ def test_matrix(recover: Callable[..., Drilled], layout: str, dtype: str, faults
 def test_communication_that_overlaps_computing(recover: Callable[..., Drilled]) -> None:
     phases = ("data", "forward", "backward", "grad-reduce", "clip", "update")
     faults = in_a_row(["kill"] * 6, [1, 2, 3, 0, 1, 2], phases)
-    _assert_chain(recover("--steps", "24", *_arguments(*faults), "--", *OVERLAP), faults)
+    _assert_chain(recover("--steps", "24", "--timeout", "300", *_arguments(*faults), "--", *OVERLAP), faults)
 
 
 @pytest.mark.full
@@ -139,7 +139,7 @@ def test_a_fault_inside_the_repair_of_another(recover: Callable[..., Drilled], c
         step, rank = 4 + 4 * number, number % 4
         hit = rank if phase == "repair" else (rank + 1) % 4
         faults += [cause.format(rank, step), f"{kind}@{hit}:{step}:{phase}"]
-    found = recover("--steps", "24", *_arguments(*faults))
+    found = recover("--steps", "24", "--timeout", "300", *_arguments(*faults))
     _assert_exact(found, *faults)
     dead = [fault.rank for fault in map(parse_fault, faults) if fault.ends_process]
     assert sorted(_restarts(found)) == sorted(dead)

@@ -56,7 +56,7 @@ def test_a_dump(drill: Callable[..., Drilled], layout: str, dtype: str) -> None:
 def test_repairs_and_reboots(drill: Callable[..., Drilled], layout: str, dtype: str) -> None:
     """One after the other in one job."""
     faults = ("uce@2:4:update", "link@1:7:backward", "kill@0:10:forward", "kill@3:13:update")
-    job = ("--layout", layout, "--dtype", dtype, "--steps", "18")
+    job = ("--layout", layout, "--dtype", dtype, "--steps", "18", "--timeout", "240")
     found = _strike(drill, "recover", *faults, job=job)
     told = [(each["strategy"], each["step"]) for each in found.report["recoveries"]]
     assert told == [("retry", 4), ("retry", 6), ("recover", 9), ("recover", 13)]

@@ -73,7 +73,7 @@ def test_repairs_and_reboots(drill: Callable[..., Drilled], flags: tuple[str, ..
     repaired = ("uce@1:4:update", "link@2:7:backward", "uce@3:10:param-gather")
     faults = (*repaired, "kill@1:13:update", "kill@0:16:forward", "kill@3:19:clip")
     words = [word for fault in faults for word in ("--fault", fault)]
-    found = drill("--preset", "recover", *EP, "--steps", "24", *words, "--", *flags)
+    found = drill("--preset", "recover", *EP, "--steps", "24", "--timeout", "300", *words, "--", *flags)
     report = found.report
     assert (found.status, report["verdict"], report["reasons"]) == (0, "exact", []), found.output
     assert (report["faults_fired"], report["processes_left_behind"]) == (list(faults), [])
