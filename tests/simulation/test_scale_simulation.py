@@ -62,6 +62,7 @@ def test_4096_ranks(name: str) -> None:
     assert ended(run(name, 4096)) == INCIDENTS[name][3]
 
 
+@pytest.mark.full
 def test_16384_ranks_save_a_step() -> None:
     simulation = run("a kill, dumped", 16_384)
     assert ended(simulation) == ("dumped", [])

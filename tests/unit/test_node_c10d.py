@@ -58,6 +58,7 @@ def test_a_node_that_comes_waits_and_takes_the_place_of_one_that_dies(
     assert "looks for it" not in job.output(spare), "it was told, before the host of the store left"
 
 
+@pytest.mark.full  # a quarter of a minute, mostly of waiting
 def test_the_host_of_the_rendezvous_is_lost_and_a_spare_is_there(
     job: NodeJob, free_ports: Callable[[int], list[int]]
 ) -> None:
@@ -113,6 +114,7 @@ def test_those_who_find_the_new_store_before_the_survivors_do_not_begin_a_job_of
     assert [job.wait(number) for number in (other, *fresh)] == [0, 0, 0], job.all_output()
 
 
+@pytest.mark.full  # a quarter of a minute, mostly of waiting
 def test_with_restarts_of_all_workers_nodes_are_replaced_and_may_ask_for_one(
     job: NodeJob, free_ports: Callable[[int], list[int]]
 ) -> None:
