@@ -106,7 +106,7 @@ class Worker:
         sys.excepthook = handle
 
 
-_rank = -1
+_rank, _framework = -1, "pt"
 _worker: Worker | None = None
 
 
@@ -137,7 +137,7 @@ def init_taskd_worker(rank_id: int, upper_limit_of_disk_in_mb: int = 5000, frame
     Raises:
         Refused: a value that cannot be.
     """
-    global _rank
+    global _rank, _framework
     rank = words.number(_INIT, "rank_id", rank_id, 0, _RANKS - 1)
     words.number(_INIT, "upper_limit_of_disk_in_mb", upper_limit_of_disk_in_mb, 0, _DISK)
     if framework not in ("pt", "ms"):
@@ -145,18 +145,13 @@ def init_taskd_worker(rank_id: int, upper_limit_of_disk_in_mb: int = 5000, frame
     told = os.environ.get("RANK")
     if framework == "pt" and told is not None and told != str(rank):
         raise Refused(f"{_INIT} 'rank_id'", f"{rank} contradicts RANK={told}", "pass torch.distributed.get_rank()")
-    if framework == "ms" and processor.of_this_process() is None:
-        raise Refused(
-            f"{_INIT} 'framework'",
-            "a MindSpore process gets its part from our callback, and there is none yet",
-            "add the callback of mindspeed_tft to the training, and leave this call out",
-        )
-    _rank = rank
+    _rank, _framework = rank, framework
     return True
 
 
 def start_taskd_worker() -> bool:
-    """Take part: True when the controller of the job hears this process.
+    """Take part: True when the controller of the job hears this process; in MindSpore, when it will as soon as
+    `Model.train` is called.
 
     Raises:
         RuntimeError: `init_taskd_worker` was not called.
@@ -171,8 +166,22 @@ def start_taskd_worker() -> bool:
         return own.connected
     logs.bind(rank=_rank, host=os.uname().nodename)
     logs.install("text")
+    if _framework == "ms":
+        return _attach()
     _worker = Worker(_rank)
     return _worker.start()
+
+
+def _attach() -> bool:
+    """A training process of MindSpore gets its part with the callback, when it trains."""
+    from mindspeed_tft.mindspore import attach
+
+    attached = attach.attach()
+    if not attached:
+        log.warning(
+            "rank %d runs WITHOUT protection: MS_ENABLE_TFT turns nothing on that a training process does", _rank
+        )
+    return attached
 
 
 def destroy_taskd_worker() -> bool:

@@ -110,7 +110,6 @@ JOB = {"job_id": "job", "node_nums": 1, "proc_per_node": 2}
         (lambda: worker.init_taskd_worker(3, 5000, "tf"), "'framework': 'tf' is unknown"),
         (lambda: worker.init_taskd_worker(3, -5), "'upper_limit_of_disk_in_mb': -5 is no whole"),
         (lambda: worker.init_taskd_worker(4), "'rank_id': 4 contradicts RANK=3. Remedy: pass torch.distributed"),
-        (lambda: worker.init_taskd_worker(3, 5000, "ms"), "gets its part from our callback"),
         (lambda: agent.init_taskd_agent({"Framework": "PyTorch"}), "no agent of ours for 'PyTorch'.*tftrun"),
         (lambda: agent.register_func("MONITOR", print), "no agent that would call it for 'MONITOR'"),
     ],
