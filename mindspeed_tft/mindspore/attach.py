@@ -76,7 +76,7 @@ def _finish_epoch(wrapped: Any, done: int, bound: inspect.BoundArguments) -> boo
             f"a checkpoint of step {done} is there, and {type(data).__name__} cannot begin behind it",
             "use a dataset of mindspore.dataset, or FaultTolerance.resume in the script",
         )
-    epoch, batches = divmod(done, data.get_dataset_size())
+    epoch, batches = divmod(done, int(data.get_dataset_size()))
     if batches and epoch < last:
         arguments = {**bound.arguments, "epoch": epoch + 1, "initial_epoch": epoch, "train_dataset": data.skip(batches)}
         wrapped(**arguments)

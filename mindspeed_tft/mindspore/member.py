@@ -19,7 +19,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, Protocol
 
@@ -29,7 +29,7 @@ from mindspeed_tft.engine.types import Commit, Deadlines, Order, OrderKind, Rank
 from mindspeed_tft.mindspore import layout, places
 from mindspeed_tft.observe import logs
 from mindspeed_tft.recovery import files
-from mindspeed_tft.recovery.hold import Boundary, HoldBroken
+from mindspeed_tft.recovery.hold import Boundary, HoldBroken, NotDone
 from mindspeed_tft.recovery.link import LinkHost, Links
 
 log = logging.getLogger(__name__)
@@ -69,6 +69,7 @@ class Member:
         link_host: LinkHost,
         pauses: bool = True,
         dumps: bool = True,
+        saves: bool = True,
     ) -> None:
         """
         Args:
@@ -76,11 +77,13 @@ class Member:
             resume: how the user starts this job again, in words.
             alone: each rank of the job holds all of its state.
             pauses: operators may hold the ranks between two steps.
+            saves: operators may have a checkpoint written.
             dumps: each step is kept for a dying gasp; otherwise a fault ends the job without one.
         """
-        self.info, self._framework, self._deadlines, self._save = info, framework, deadlines, save
+        self.info, self.save, self._framework, self._deadlines = info, save, framework, deadlines
         self._resume, self._alone, self._pauses, self._link_host = resume, alone, pauses, link_host
-        self._dumps = dumps
+        self._dumps, self._saves = dumps, saves
+        self.settle: Callable[[], object] = lambda: None  # done before this rank is held
         self._lock = threading.Lock()  # of what a report says
         self._step, self._commit, self._update = 0, Commit.PASSED, Update.DONE
         self._frozen = False  # it has been reported: nothing but an order changes it
@@ -125,9 +128,12 @@ class Member:
         self._stand(step, Commit.PASSED, Update.DONE)
         self.link.phase = "between-steps"
         try:
-            self.boundary.reach(step, lambda: self._save_now(step), leaves)
+            self.boundary.reach(step, lambda: self._save_now(step), leaves, self._settle)
         except HoldBroken:
             self._park()
+
+    def _settle(self) -> None:
+        self.settle()
 
     def _agree(self, step: int) -> None:
         offer = self.boundary.offer(step) if self._pauses else (0, 0, 0)
@@ -135,7 +141,7 @@ class Member:
         if highest != -lowest:
             raise RuntimeError(f"ranks end different steps, from {-lowest} to {highest}: they do not train together")
         hold, save, limit = wanted
-        self.boundary.agree(hold, save, limit)
+        self.boundary.agree(hold, save if self._saves else 0, limit)
 
     def _all_agree(self, mine: bool) -> bool:
         return self._framework.agree([int(not mine)]) == [0]
@@ -159,9 +165,11 @@ class Member:
 
     def _save_now(self, step: int) -> Path:
         """The checkpoint of the step that has just ended, by all ranks together. Complete on all before it appears."""
+        if not self._saves:
+            raise NotDone("a job under TrainFaultTolerance has no checkpoint of ours; use the callback FaultTolerance")
         if not self._dumps:
             self._framework.keep(step)
-        directory = self._save / f"{ORDERED}{step:07d}"
+        directory = self.save / f"{ORDERED}{step:07d}"
         if self.info.rank == 0:
             shutil.rmtree(directory, ignore_errors=True)  # of a save that a fault broke off
             directory.mkdir(parents=True)
@@ -175,7 +183,7 @@ class Member:
             self._publish(step, directory, parts)
         self._framework.agree([0])
         self._saved = step
-        return layout.checkpoint(self._save, step)
+        return layout.checkpoint(self.save, step)
 
     def _claims(self, directory: Path) -> bool:
         """Whether this rank is the first of its part to come."""
@@ -194,9 +202,9 @@ class Member:
         return hashes
 
     def _publish(self, step: int, directory: Path, parts: Sequence[str]) -> Path:
-        final = layout.checkpoint(self._save, step)
+        final = layout.checkpoint(self.save, step)
         files.publish(
-            directory, layout.checkpoint(directory, step), final, layout.tracker(self._save), step, list(parts),
+            directory, layout.checkpoint(directory, step), final, layout.tracker(self.save), step, list(parts),
             {"written_by": "mindspeed_tft"},
         )  # fmt: skip
         return final
@@ -276,7 +284,7 @@ class Member:
     def _act(self, kind: OrderKind, payload: dict[str, Any]) -> dict[str, str]:
         if kind is OrderKind.FINISH_UPDATE:
             return self._finish(int(payload["step"]))
-        directory = layout.attempt(self._save, str(payload["directory"]))
+        directory = layout.attempt(self.save, str(payload["directory"]))
         if kind is OrderKind.DISCARD:
             files.discard(directory)
             return {}
@@ -325,9 +333,9 @@ class Member:
         return {"files": str(len(hashes)), "bytes": str(sum(path.stat().st_size for path in hashes))}
 
     def _publish_dump(self, step: int, parts: list[str], directory: Path) -> dict[str, str]:
-        final = layout.checkpoint(self._save, step)
+        final = layout.checkpoint(self.save, step)
         told = {"path": str(final), "resume": self._resume}
-        if self._saved == step and layout.latest(self._save) == step and final.is_dir():
+        if self._saved == step and layout.latest(self.save) == step and final.is_dir():
             files.discard(directory)
             return {**told, "exists": "1"}
         self._publish(step, directory, parts)

@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 import atexit
-import dataclasses
-import logging
 import os
-import signal
 import sys
-import threading
 from collections.abc import Mapping
 from pathlib import Path
-from types import FrameType, TracebackType
 from typing import Any
 
-from mindspeed_tft.control import launch, stacks
-from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig, ControlUnavailable, meeting_dir
-from mindspeed_tft.control.processor import Processor
 from mindspeed_tft.engine.types import RankInfo
-from mindspeed_tft.mindspore import layout, places, switches
-from mindspeed_tft.mindspore.framework import STEP, Handler, Link, MindSpore, on_ascend, why_no_dump_of
+from mindspeed_tft.mindspore import layout, places, protection, switches
+from mindspeed_tft.mindspore.framework import STEP, Handler, Link, MindSpore, why_no_dump_of
 from mindspeed_tft.mindspore.member import Member
 from mindspeed_tft.observe import logs
 from mindspeed_tft.recovery import files
 from mindspeed_tft.settings import Refused, Settings, build, from_environment
 
-log = logging.getLogger(__name__)
-
-ENDING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 WHOLE = "whole"  # name of the part where all ranks hold everything
 _ELSEWHERE = {
     "enable_hbmfault_repair": switches.REFUSED["UCE"],
@@ -131,7 +120,7 @@ class Training:
     def failed(self, exc: Exception) -> None:
         """`Model.train` ends with an exception. Does not return where a controller protects this job."""
         if self._member is not None:
-            atexit.unregister(_goodbye)  # the others must not wait for this rank
+            atexit.unregister(protection.goodbye)  # the others must not wait for this rank
             self._member.failed(exc)
 
     # ------------------------------------------------------------------------------------------------ starting
@@ -151,8 +140,16 @@ class Training:
         framework = MindSpore(parameters, place.world_size, lambda: self._notes(args))
         part = self._part or WHOLE
         info = RankInfo(place.rank, place.host, os.getpid(), part, place.rank, (f"{part}/state",))
-        self._member = self._protect(place, info, framework, str(mode))
-        self._member.begin(self._base)
+        member = Member(
+            framework, info, self._settings.deadlines(), self._save, places.resume_words(os.environ), not self._part,
+            Link(place.world_size, framework.agree, self._handler, self._why_no_link),
+            pauses=self._switches.pause, dumps=self._switches.dump,
+        )  # fmt: skip
+        protection.protect(member, place, self._settings, mode)
+        if place.rank == 0 and self._switches.dump and (warning := places.why_no_dying_gasp(os.environ)):
+            logs.say(f"*** {warning} ***", sys.stderr)
+        member.begin(self._base)
+        self._member = member
 
     @staticmethod
     def _notes(args: Any) -> dict[str, Any]:
@@ -160,108 +157,5 @@ class Training:
         names = {"epoch_num": "cur_epoch_num", "step_num": "cur_step_num", "batch_num": "batch_num"}
         return {name: int(args.get(theirs) or 0) for name, theirs in names.items()}
 
-    def _protect(self, place: places.Place, info: RankInfo, framework: MindSpore, mode: str) -> Member:
-        found, rank = self._settings, place.rank
-        deadlines = found.deadlines()
-        logs.bind(rank=rank, host=place.host)
-        logs.install(found.tft_log_format)
-        incidents = found.tft_incident_dir or str(self._save / "tft_incidents")
-        config = place.config(
-            deadlines,
-            incidents,
-            port=found.tft_controller_port,
-            tls_dir=found.tft_tls_dir,
-            tls_key_password_file=found.tft_tls_key_password_file,
-            tls_decrypt=found.tft_tls_decrypt,
-            insecure=found.tft_insecure,
-            strategies=("dump",),
-            metrics_port=found.tft_metrics_port,
-            metrics_host=found.tft_metrics_host,
-            otel_endpoint=found.tft_otel_endpoint,
-            job={"framework": "mindspore", "layout": f"{mode} x {place.world_size}", "strategies": "dump"},
-            log_format=found.tft_log_format,
-        )
-        if found.tft_controller_address:
-            config = dataclasses.replace(config, controller_host=found.tft_controller_address)
-        alone = not self._part
-        link_host = Link(place.world_size, framework.agree, self._handler, self._why_no_link)
-        resume = places.resume_words(os.environ)
-        wanted = {"pauses": self._switches.pause, "dumps": self._switches.dump}
-        member = Member(framework, info, deadlines, self._save, resume, alone, link_host, **wanted)
-        path, unavailable = _meet(config, rank, place.local_rank)
-        revive = None if unavailable else launch.reviver(config, place.local_rank)
-        link = Processor(path, deadlines, on_stop=member.stopped, revive=revive)
-        member.connect(link)
-        stacks.offer()
-        started = link.start(info, 1.0 if unavailable else config.start)
-        if not started:
-            log.error("*** rank %d trains WITHOUT protection for now: %s ***", rank, unavailable or "see above")
-        logs.bind(step=lambda: link.step, epoch=lambda: link.stop_epoch)
-        _catch_endings(member)
-        _catch_uncaught(member)
-        atexit.register(_goodbye, link)
-        if started:
-            log.info("pid %d is protected: part %s of %d ranks", info.pid, info.part, place.world_size)
-        if rank == 0 and self._switches.dump and (warning := places.why_no_dying_gasp(os.environ)):
-            logs.say(f"*** {warning} ***", sys.stderr)
-        return member
-
     def _why_no_link(self) -> str:
-        if self._handler is not None:
-            return ""
-        if not on_ascend():
-            return "this job has one link: only HCCL has two; for something else give FaultTolerance a link_handler"
-        return switches.why_no_link_switch(self._switches)
-
-
-def _meet(config: ControlConfig, rank: int, local_rank: int) -> tuple[Path, str]:
-    """Where this host's relay listens, or will, and why it does not ("" when it does). A refusal ends the job here."""
-    try:
-        return launch.ensure_host(config, rank, local_rank), ""
-    except (ControlUnavailable, OSError) as exc:
-        reason = str(exc)
-    try:
-        return meeting_dir(config) / RELAY_SOCKET, reason
-    except ControlUnavailable:
-        return Path(os.devnull), reason  # nobody ever listens there
-
-
-def _goodbye(link: Processor) -> None:
-    link.goodbye()
-    link.close()
-
-
-def _catch_endings(member: Member) -> None:
-    """A signal that asks this rank to end is a fault of the job. A handler that somebody installed stays."""
-    if threading.current_thread() is not threading.main_thread():
-        log.warning("not on the main thread: a signal ends this rank without a dump")
-        return
-    for number in ENDING:
-        previous = signal.getsignal(number)
-        if previous in (signal.SIG_DFL, signal.default_int_handler):
-            signal.signal(number, _handler(member, previous))
-
-
-def _handler(member: Member, previous: Any) -> Any:
-    def handle(number: int, frame: FrameType | None) -> None:
-        if member.terminated(signal.Signals(number).name):
-            return
-        if callable(previous):
-            previous(number, frame)
-        else:
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-
-    return handle
-
-
-def _catch_uncaught(member: Member) -> None:
-    """Faults outside `Model.train` reach the interpreter's own hook."""
-    previous = sys.excepthook
-
-    def handle(kind: type[BaseException], exc: BaseException, trace: TracebackType | None) -> None:
-        atexit.unregister(_goodbye)
-        member.failed(exc)
-        previous(kind, exc, trace)
-
-    sys.excepthook = handle
+        return protection.why_no_link(self._switches, self._handler)

@@ -11,16 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from mindspore_jobs import STEPS, Final, Job, Jobs
+from ports import free_port
 
 if TYPE_CHECKING:
     from tests.conftest import Processes
 
 
-def tftctl(processes: Processes, job: Job, *words: str) -> dict[str, Any]:
-    """One command to a job, and its answer."""
-    command = [sys.executable, "-m", "mindspeed_tft.cli.main", *words, "--json", "--timeout", "60s"]
-    answer = json.loads(processes.run(command, timeout=90))
-    assert answer["ok"], f"{answer} {job.told()}"
+def tftctl(processes: Processes, job: Job, *words: str, ok: bool = True) -> dict[str, Any]:
+    """One command to the one job of this host that the test has started, and its answer."""
+    command = [sys.executable, "-m", "mindspeed_tft.cli.main", *words, "--json", "--timeout", "60s", "--job", job.run]
+    output, _ = processes.start(command).communicate(timeout=90)
+    answer: dict[str, Any] = json.loads(output)
+    assert answer["ok"] is ok, f"{answer} {job.told()}"
     return answer
 
 
@@ -88,3 +90,41 @@ def test_a_job_that_is_not_started_again_says_so_by_its_status(jobs: Jobs, tmp_p
     assert job.end() == 75, job.told()
     assert (job.save / "latest_step.txt").read_text() == "8"
     assert job.left() == []
+
+
+def asked(job: Job, rank: int) -> list[list[list[int]]]:
+    """What the handler of link switches was asked for on a rank."""
+    path = job.out.with_name(f"links-{rank}")
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+@pytest.mark.parametrize("tsp", [False, True], ids=["callback", "TrainFaultTolerance"])
+def test_links_are_switched_between_two_steps_and_back(
+    jobs: Jobs, processes: Processes, unbroken: Final, tmp_path: Path, tsp: bool
+) -> None:
+    links = str(tmp_path / "job0" / "links")
+    env = {"MS_TFT_IP": "127.0.0.1", "MS_TFT_PORT": str(free_port())}
+    words: dict[str, Any] = {"tft": "{TSP:1}", "env": env, "tsp": True} if tsp else {"plugin": {}}
+    job = jobs.start(links=links, slow=0.3, **words)
+    job.wait_for_step(2)
+    paused = tftctl(processes, job, "pause")["data"]["step"]
+    moved = tftctl(processes, job, "switch-link", "backup")["data"]
+    assert (moved["link"], moved["before"], moved["step"]) == ("backup", "default", paused)
+    assert tftctl(processes, job, "resume")["data"]["step"] == paused
+    back = tftctl(processes, job, "switch-back")["data"]
+    assert (back["link"], back["before"]) == ("default", "backup") and back["step"] > paused
+    assert job.end() == 0, job.told()
+    assert asked(job, 0) == asked(job, 1) == [[[0, 1], [True, True]], [[0, 1], [False, False]]]
+    same(job, unbroken)
+
+
+def test_a_link_that_cannot_be_used_is_put_back(
+    jobs: Jobs, processes: Processes, unbroken: Final, tmp_path: Path
+) -> None:
+    job = jobs.start(plugin={}, links=str(tmp_path / "job0" / "links"), refuse=True, slow=0.2)
+    job.wait_for_step(2)
+    answer = tftctl(processes, job, "switch-link", "backup", ok=False)
+    assert "Link default is put back" in answer["text"]
+    assert job.end() == 0, job.told()
+    assert asked(job, 0)[-1] == [[0, 1], [False, False]]
+    same(job, unbroken)

@@ -33,6 +33,7 @@ class Job:
     logs: Path
     out: Path
     save: Path
+    run: str  # its name for `tftctl --job`
     output: str = ""
     family: dict[int, psutil.Process] = field(default_factory=dict)
 
@@ -124,8 +125,9 @@ class Jobs:
             added["MS_ENABLE_TFT"] = tft
         if agent:
             added["PYTHONPATH"] = str(NAMES)
+        port = free_port()
         command = [
-            *(bin_ / "msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={free_port()}"),
+            *(bin_ / "msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={port}"),
             *(f"--log_dir={base / 'logs'}", "--join=True", "--cluster_time_out=60"),
             *(PROGRAMS / program, json.dumps(told)),
         ]
@@ -139,7 +141,7 @@ class Jobs:
             start_new_session=True,
         )
         self.started.append(process)
-        return Job(process, base / "logs", base / "final", save)
+        return Job(process, base / "logs", base / "final", save, f"msrun-{port}")
 
     def end(self) -> None:
         """Nothing of them is left."""

@@ -4,6 +4,8 @@ It is what a user would write, with one line for the plugin. The argument is JSO
     steps, out (for the final bytes), mode (0 graph, 1 pynative), plugin (arguments of FaultTolerance; none: without),
     fault {step, rank, signal, mark}: sent to this very process once, as long as the file `mark` is not there,
     slow: seconds that each step takes at least
+    links: a file to which the handler of link switches adds what it is asked for; refuse: it says that it failed
+    tsp: MindSpore's own TrainFaultTolerance instead of our callback, over our `mindio_ttp`
     spoil: one weight is the next number above what it should be
 """
 
@@ -73,6 +75,29 @@ class Watch(Callback):  # type: ignore[misc]
         print(f"step {self.done + args.cur_step_num} loss {float(args.net_outputs.asnumpy()).hex()}", flush=True)
 
 
+def switch(ranks: list[int], backup: list[bool]) -> bool:
+    with open(f"{WORDS['links']}-{get_rank()}", "a", encoding="utf-8") as file:
+        print(json.dumps([ranks, backup]), file=file)
+    return not (WORDS.get("refuse") and backup[0])
+
+
+def fault_tolerance_of_mindspore() -> Any:
+    """It refuses every device but Ascend: that one check is told what it wants to hear."""
+    from mindspore.train import TrainFaultTolerance
+    from mindspore.utils import utils
+
+    from mindspeed_tft.mindspore import mindio
+
+    class Context:
+        @staticmethod
+        def get_context(name: str) -> Any:
+            return "Ascend" if name == "device_target" else ms.get_context(name)
+
+    utils.context = Context
+    mindio.link_handler = switch
+    return TrainFaultTolerance()
+
+
 def main() -> None:
     ms.set_context(mode=WORDS.get("mode", 0), device_target="CPU")
     ms.set_seed(7)
@@ -92,10 +117,13 @@ def main() -> None:
     if "plugin" in WORDS:
         from mindspeed_tft.mindspore import FaultTolerance
 
-        protection = FaultTolerance(**WORDS["plugin"])
+        handler = switch if "links" in WORDS else None
+        protection = FaultTolerance(**WORDS["plugin"], link_handler=handler)
         done = protection.resume(model.train_network)
         callbacks.append(protection)
-    callbacks.append(Watch(done, rank))
+    if WORDS.get("tsp"):
+        callbacks.append(fault_tolerance_of_mindspore())
+    callbacks.insert(0, Watch(done, rank))
     data = GeneratorDataset(Batches(done, rank), ["x", "y"], shuffle=False, num_parallel_workers=1)
     print(f"from step {done}", flush=True)
     if done < WORDS["steps"]:

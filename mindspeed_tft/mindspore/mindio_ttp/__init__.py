@@ -1,0 +1,1 @@
+"""The names of `mindio_ttp` in a MindSpore job. See `mindspeed_tft.mindspore.mindio`, which makes this importable."""
