@@ -8,8 +8,10 @@ agent ends the process with a status of its own, and leaves nothing of the job b
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import shutil
 import signal
 import sys
 import tempfile
@@ -70,6 +72,7 @@ class Agent:
     def __init__(self, environ: Mapping[str, str] | None = None) -> None:
         self._limits = limits(os.environ if environ is None else environ)
         self._functions: dict[str, Callable[..., Any]] = {}
+        self._logs: set[Path] = set()
         self._asked = ""  # a signal that asked this job to end
         self.life = 0
 
@@ -100,6 +103,7 @@ class Agent:
         while True:
             os.environ[places.LIFE] = str(self.life)
             self._functions["START_ALL_WORKER"]()
+            self._note_logs()
             states = self._watch()
             if all(state == 0 for state in states.values()):
                 return 0
@@ -113,6 +117,7 @@ class Agent:
                 )
                 _say(f"the job ends with status {code}, and is not started again: {why}; {told}")
                 return code
+            self._keep_logs()
             self.life += 1
             _say(f"the job is started again, {self.life} of {self._limits.restarts} times; {told}")
 
@@ -136,6 +141,21 @@ class Agent:
         """Rank -> exit status; None while it runs."""
         told = self._functions["MONITOR"](ALL)
         return {int(rank): facts["status"] for rank, facts in told.items()}
+
+    def _note_logs(self) -> None:
+        """Where workers write what they print: msrun begins these files anew with each start."""
+        for facts in self._functions["MONITOR"](ALL).values():
+            with contextlib.suppress(OSError):  # it has ended already
+                path = Path(os.readlink(f"/proc/{facts['pid']}/fd/1"))
+                if path.is_absolute() and path.is_file():
+                    self._logs.add(path)
+
+    def _keep_logs(self) -> None:
+        for path in self._logs:
+            try:
+                shutil.copyfile(path, path.with_name(f"{path.name}.{self.life}"))
+            except OSError as exc:
+                log.warning("the log of this life is not kept: %s", exc)
 
     def _end(self, number: int, _frame: FrameType | None) -> None:
         """This job is asked to end: so are its workers, which save."""

@@ -76,6 +76,8 @@ def test_a_lost_rank_costs_no_completed_step(jobs: Jobs, unbroken: Final, tmp_pa
     assert job.end() == 0, job.told()
     assert "from step 8" in job.log(0) and "from step 8" in job.log(1), job.told()
     assert "the job is started again, 1 of 3 times" in job.output
+    kept = (job.logs / "worker_0.log.0").read_text(errors="replace")
+    assert "from step 0" in kept and "from step 0" not in job.log(0)
     if mode == 0:
         same(job, unbroken)
     (incident,) = (job.save / "tft_incidents").glob("*.json")
@@ -127,4 +129,13 @@ def test_a_link_that_cannot_be_used_is_put_back(
     assert "Link default is put back" in answer["text"]
     assert job.end() == 0, job.told()
     assert asked(job, 0)[-1] == [[0, 1], [False, False]]
+    same(job, unbroken)
+
+
+def test_a_script_that_nobody_edits(jobs: Jobs, unbroken: Final, tmp_path: Path) -> None:
+    fault = {"step": 9, "rank": 1, "signal": "SIGKILL", "mark": str(tmp_path / "mark")}
+    job = jobs.start(tft="{TTP:1,TSP:1}", agent=True, edited=False, fault=fault)
+    assert job.end() == 0, job.told()
+    assert (job.save / "latest_step.txt").read_text() == "8"
+    assert "the job is started again, 1 of 3 times" in job.output
     same(job, unbroken)

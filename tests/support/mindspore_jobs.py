@@ -110,9 +110,12 @@ class Jobs:
         agent: bool = False,
         env: dict[str, str] | None = None,
         program: str = "job.py",
+        ranks: int = 2,
+        edited: bool = True,
         **words: Any,
     ) -> Job:
-        """Two ranks. `plugin`: arguments of FaultTolerance beside `save`; `tft`: MS_ENABLE_TFT; `agent`: ours."""
+        """`plugin`: arguments of FaultTolerance beside `save`; `tft`: MS_ENABLE_TFT; `agent`: ours; `edited`: the
+        script has a line for the plugin."""
         base = self.directory / f"job{len(self.started)}"
         base.mkdir()
         save = base / "save"
@@ -123,12 +126,15 @@ class Jobs:
         added = {"PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}", "GLOG_v": "2", **(env or {})}
         if tft:
             added["MS_ENABLE_TFT"] = tft
+        if not edited:
+            added["TFT_MS_SAVE"] = str(save)
         if agent:
             added["PYTHONPATH"] = str(NAMES)
         port = free_port()
         command = [
-            *(bin_ / "msrun", "--worker_num=2", "--local_worker_num=2", f"--master_port={port}"),
+            *(bin_ / "msrun", f"--worker_num={ranks}", f"--local_worker_num={ranks}", f"--master_port={port}"),
             *(f"--log_dir={base / 'logs'}", "--join=True", "--cluster_time_out=60"),
+            *([] if edited else ["python", "-m", "mindspeed_tft.mindspore"]),
             *(PROGRAMS / program, json.dumps(told)),
         ]
         process = subprocess.Popen(

@@ -82,8 +82,9 @@ def switch(ranks: list[int], backup: list[bool]) -> bool:
 
 
 def fault_tolerance_of_mindspore() -> Any:
-    """It refuses every device but Ascend: that one check is told what it wants to hear."""
+    """It refuses every device but Ascend: that check, in two modules, is told what it wants to hear."""
     from mindspore.train import TrainFaultTolerance
+    from mindspore.train.callback import _train_fault_tolerance
     from mindspore.utils import utils
 
     from mindspeed_tft.mindspore import mindio
@@ -93,7 +94,7 @@ def fault_tolerance_of_mindspore() -> Any:
         def get_context(name: str) -> Any:
             return "Ascend" if name == "device_target" else ms.get_context(name)
 
-    utils.context = Context
+    utils.context = _train_fault_tolerance.context = Context
     mindio.link_handler = switch
     return TrainFaultTolerance()
 
