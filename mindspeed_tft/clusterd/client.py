@@ -59,7 +59,7 @@ class Rejected(Exception):
 
 
 class Client:
-    """Speaks for one job. `run` until cancelled, then `end`."""
+    """Speaks for one job: `run` until the job is over, then `drain`, then cancel `run`."""
 
     def __init__(self, config: ControlConfig, feed: Callable[[t.Event], None], nodes: Callable[[], Nodes]) -> None:
         """
@@ -262,6 +262,8 @@ class Client:
             report = await self._reports.get()
             try:
                 await self._send(report)
+            except Exception:
+                self._give_up()
             finally:
                 self._reports.task_done()
 

@@ -103,7 +103,9 @@ class Steering(Stops):
         return True
 
     def _decide_when_heard(self) -> None:
-        if not self._look_again():
+        if self._counsel.open:
+            self._counsel.stale = True
+        else:
             super()._decide_when_heard()
 
     def _tick_stopping(self) -> None:
