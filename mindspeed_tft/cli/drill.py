@@ -19,6 +19,7 @@ from rich.table import Table
 
 from mindspeed_tft.cli.progress import listener_for
 from mindspeed_tft.faults import jobs, spec, verdict
+from mindspeed_tft.faults.imports import NONE, Imports
 from mindspeed_tft.faults.rehearsal import Plan, Report, megatron_sources, rehearse, totals
 from mindspeed_tft.faults.spec import SpecError
 
@@ -79,6 +80,18 @@ def command(
     megatron: Annotated[
         Optional[Path],  # noqa: UP045
         typer.Option(help="A Megatron-LM checkout; without it the installed megatron-core."),
+    ] = None,
+    imported: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option(
+            "--import",
+            metavar="MODULE",
+            help="Repeatable: what all jobs import before the adaptor, such as mindspeed.megatron_adaptor.",
+        ),
+    ] = None,
+    imported_after: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Option("--import-after", metavar="MODULE", help="The same, after the adaptor."),
     ] = None,
     compare: Annotated[bool, typer.Option("--compare/--no-compare", help="Compare with the unbroken run.")] = True,
     json_file: Annotated[
@@ -142,6 +155,7 @@ def command(
             nodes=nodes,
             rendezvous=rendezvous,
             sharded=distributed_optimizer,
+            imports=Imports(tuple(imported or ()), tuple(imported_after or ())),
         )
         if tls and plan.nodes == 1:
             raise SpecError("--tls: a single host opens no port that TLS could protect; add --nodes 2")
@@ -178,6 +192,7 @@ def make_plan(
     nodes: int | None = None,
     rendezvous: str = jobs.RENDEZVOUS[0],
     sharded: bool = True,
+    imports: Imports = NONE,
 ) -> Plan:
     """Read and check all arguments of a drill.
 
@@ -199,6 +214,7 @@ def make_plan(
     if extra and not extra[0].startswith("-"):
         raise SpecError(f"{extra[0]!r}: unexpected argument; flags for Megatron follow after `--`")
     megatron_sources(megatron)
+    imports.roots()
     return Plan(
         layout=sizes,
         faults=tuple(fault.settled(seed) for fault in wanted),
@@ -217,6 +233,7 @@ def make_plan(
         nodes=nodes,
         rendezvous=rendezvous,
         sharded=sharded,
+        imports=imports,
     )
 
 

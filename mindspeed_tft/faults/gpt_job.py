@@ -10,7 +10,7 @@ gradient norm of several optimizer instances mended (`patches.megatron_grad_norm
 Among Megatron's flags may be one of the program's own, --drill-freeze: embeddings and every second layer are not
 trained, as when only adapters are, and the model has a buffer. No optimizer owns these tensors.
 
-Environment:
+Environment (`imports` has one more):
   TFT_DRILL_STEPS   directory; every rank appends a line for each step that it ended, with begin and end times
   TFT_DRILL_LEVELS  when set, with what the process uses of memory (bytes), threads, files and process groups
 """
@@ -31,6 +31,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from mindspeed_tft.faults import imports
+
 ENV_STEPS = "TFT_DRILL_STEPS"
 ENV_LEVELS = "TFT_DRILL_LEVELS"
 
@@ -47,12 +49,15 @@ def prepare(with_plugin: bool) -> None:
     """What has to happen before Megatron is imported."""
     import torch
 
+    others = imports.wanted()
+    imports.load(others.before)
     if with_plugin:
         importlib.import_module("mindspeed_tft.adaptor")
     elif not torch.cuda.is_available():
         from mindspeed_tft.on_cpu import install_before_megatron
 
         install_before_megatron()
+    imports.load(others.after)
     if not with_plugin:
         _mend_instances()
 

@@ -21,6 +21,7 @@ from typing import Any, Protocol
 
 from mindspeed_tft.agent import policy, spare, standby
 from mindspeed_tft.faults import gpt_job, inject, jobs, spec, verdict
+from mindspeed_tft.faults.imports import NONE, Imports
 from mindspeed_tft.faults.references import ReferenceCache, environment_facts, sources_digest
 from mindspeed_tft.faults.spec import HANGS, UNNOTICED, FaultSpec, Layout, SpecError, format_faults
 from mindspeed_tft.faults.verdict import Compared, Evidence, Recovery, Verdict
@@ -66,6 +67,7 @@ class Plan:
     rendezvous: str = jobs.RENDEZVOUS[0]  # how the nodes find each other
     sharded: bool = True  # by Megatron's distributed optimizer; False: each data-parallel rank holds everything
     clusterd: str = ""  # URL of the cluster manager that decides in the broken job; "": nobody is asked
+    imports: Imports = NONE  # of all jobs, beside the plugin
     levels: bool = False  # the ranks of the broken job log what they use of memory, threads, files and groups
     program: str = PROGRAM  # module that all jobs run; it takes the arguments of `gpt_job`
 
@@ -446,15 +448,26 @@ class Rehearsal:
             "world_size": self.plan.layout.world_size,
             "program": program,
             "megatron": sources_digest(*self._sources),
+            **self._imported(),
             **environment_facts(),
         }
+
+    def _imported(self) -> dict[str, Any]:
+        """Only where there is something: the keys of other runs stay as they are."""
+        wanted = self.plan.imports
+        return {"imports": [*map(list, wanted), sources_digest(*wanted.roots())]} if any(wanted) else {}
 
     def _run(
         self, name: str, mode: str, flags: Sequence[str], env: Mapping[str, str], launcher: str = "torchrun"
     ) -> jobs.Ended:
         plan = self.plan
         size = jobs.Size(plan.layout.world_size)
-        env = {**jobs.bytecode_cache(self._bytecode), **self._python_path(), **env}
+        env = {
+            **jobs.bytecode_cache(self._bytecode),
+            **self._python_path(),
+            **plan.imports.environment(),
+            **env,
+        }
         replacements = sum(fault.kind == "node" for fault in plan.faults) if plan.preset == "recover" else 0
         with jobs.held_ports(2) as (master, controller):
             if mode == gpt_job.WITH_PLUGIN and plan.nodes > 1:

@@ -1,0 +1,1 @@
+"""Importing it makes CUDA's names mean NPUs; here they mean the CPU already (`torch_npu`)."""

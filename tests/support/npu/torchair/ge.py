@@ -1,0 +1,10 @@
+"""Types that converters name in their signatures."""
+
+
+class Tensor: ...
+
+
+class TensorSpec: ...
+
+
+class DataType: ...
