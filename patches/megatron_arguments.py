@@ -55,6 +55,11 @@ def validate_args(wrapped: Callable[..., Any], _instance: Any, args: Arguments, 
     arguments.store(settings, space)
     if not settings.enable_high_availability:
         return wrapped(*args, **kwargs)
+    if reason := mindspeed.stays_off(space):
+        arguments.or_exit(mindspeed.check_mindio, _rank())
+        if _rank() == 0:
+            print(f"*** mindspeed_tft: {reason} ***", flush=True)
+        return wrapped(*args, **kwargs)
     arguments.or_exit(lambda: check(settings, space, os.environ, origin), _rank())
     if _local_rank() == 0:
         arguments.or_exit(lambda: check_save(space.save), 0)
@@ -98,8 +103,8 @@ def check(settings: Settings, space: Any, environ: Any, origin: Mapping[str, str
     older = megatron_unproved_releases.first(space, version or "")
     if older is not None:
         raise Refused(older.flag, f"with Megatron {version}: {older.reason}", older.remedy)
-    for conflict in mindspeed.refuse_conflicts(space):
-        raise Refused("--enable-high-availability", conflict, "turn one of the two off")
+    for refusal in mindspeed.refuse_conflicts(space):
+        raise refusal
     _check_network(settings, space, environ)
     _check_hosts(settings, space, environ)
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mindspeed_tft.patches import megatron_kinds, megatron_releases
+from mindspeed_tft.patches import megatron_kinds, megatron_releases, mindspeed
 from mindspeed_tft.recovery.record import SmallState
 from mindspeed_tft.recovery.replay import ReplayIterator
 
@@ -58,6 +58,11 @@ def forward_hooks(host: MegatronHost) -> None:
     for chunk in host.model:
         if getattr(chunk, "use_forward_hook", False) and not chunk.remove_forward_pre_hook_handles:
             chunk.enable_forward_pre_hook()
+
+
+def partials(host: MegatronHost) -> None:
+    """Beside MindSpeed: before `train` takes these methods as callbacks."""
+    mindspeed.forget_partials(host.model)
 
 
 def callbacks(host: MegatronHost) -> None:
@@ -180,6 +185,7 @@ ABANDON: tuple[Callable[[MegatronHost], None], ...] = (
     bucket_groups,
     gradients,
     forward_hooks,
+    partials,
     callbacks,
     timers,
     expert_counts,

@@ -13,20 +13,35 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
+from mindspeed_tft.patches import mindspeed_unproved
 from mindspeed_tft.registry import Registry, version_of
+from mindspeed_tft.settings import Refused
 
-__all__ = ["GROUP", "add_flag_if_absent", "flags_last", "install", "loaded", "present", "refuse_conflicts"]
+__all__ = [
+    "GROUP",
+    "add_flag_if_absent",
+    "check_mindio",
+    "flags_last",
+    "forget_partials",
+    "install",
+    "loaded",
+    "present",
+    "refuse_conflicts",
+    "stays_off",
+]
 
 GROUP = "mindspeed"  # of the patches that guard MindSpeed's manager
 
 _PATCH_MANAGER = "mindspeed.patch_utils"
 _FEATURES_MANAGER = "mindspeed.features_manager.features_manager"
+_ARGUMENTS = "mindspeed.args_utils"
 _TTP = "mindspeed.core.ttp"
 _LLM_FEATURE = "mindspeed_llm.features_manager.high_availability"
 _LLM_RUNTIME = "mindspeed_llm.core.high_availability"
+_LLM_LOOP = "mindspeed_llm.training.training"
 
 AddFlags = Callable[[argparse.ArgumentParser], None]
 
@@ -108,30 +123,74 @@ def flags_last(
     return provide
 
 
-def refuse_conflicts(args: argparse.Namespace) -> list[str]:
-    """Why our features cannot be on beside what MindSpeed does in this process; empty when they can."""
-    refusals = []
-    if getattr(args, "ttp_enabled", False) or any(_patched_from(_TTP)):
-        refusals.append(
-            "--ttp-enabled: MindSpeed's own TTP replaces DistributedOptimizer.__new__ and ChainedOptimizer.step, which "
-            "our dump and repair rely on. Remove --ttp-enabled (or ttp_enabled from the arguments of repatch), or "
-            "remove --enable-high-availability."
+def refuse_conflicts(args: argparse.Namespace) -> Iterator[Refused]:
+    """Why our features cannot be on beside what MindSpeed does in this process; nothing when they can."""
+    if not loaded():
+        return
+    # What MindSpeed patches by is what it read from the command line when it was imported; `repatch` changes that.
+    for space in (args, _early_arguments()):
+        option = mindspeed_unproved.refused(space)
+        if option is not None:
+            yield Refused(option.flag, option.reason, option.remedy)
+    if any(_patched_from(_TTP)):
+        yield Refused(
+            "--ttp-enabled",
+            "MindSpeed's own TTP has patched the optimizer's classes that our dump and repair rely on",
+            "leave ttp_enabled out of the arguments of repatch, or leave out --enable-high-availability",
         )
-    if any(_patched_from(_LLM_RUNTIME)) or (getattr(args, "enable_high_availability", False) and _llm_feature()):
-        refusals.append(
-            "--enable-high-availability: MindSpeed-LLM's HighAvailabilityFeature (MindIO) acts on the same flag, and "
-            "both would handle each fault. Take HighAvailabilityFeature out of MindSpeed-LLM's feature list, or do not "
-            "import mindspeed_tft.adaptor."
-        )
-    refusals.extend(
-        f"{row.target}: {row.detail}. MindSpeed {row.host_version or '(version unknown)'} would overwrite our patches "
-        "unnoticed. Install a MindSpeed that has it (2.0 or later), or remove --enable-high-availability."
-        for registry in _installed
-        if loaded()
-        for row in registry.list(GROUP)
-        if row.target.endswith(".apply_patches") and row.state in ("missing", "conflict")
+    for row in (row for registry in _installed for row in registry.list(GROUP)):
+        if row.target.endswith(".apply_patches") and row.state in ("missing", "conflict"):
+            yield Refused(
+                "--enable-high-availability",
+                f"{row.target}: {row.detail}. MindSpeed {row.host_version or '(version unknown)'} would overwrite our"
+                " patches unnoticed",
+                "install a MindSpeed that has it (2.0 or later), or leave out --enable-high-availability",
+            )
+
+
+def stays_off(args: argparse.Namespace) -> str:
+    """Why our features stay off though they are asked for, for the user to read; "" when they do not.
+
+    MindSpeed-LLM's forks of `pretrain` and `train` act on the same flags, so that ours could not protect them.
+    """
+    if not (getattr(args, "enable_high_availability", False) and _llm_acts()):
+        return ""
+    return (
+        "MindSpeed-LLM acts on --enable-high-availability itself, in its own training loop (mindio_ttp), and two"
+        " systems would both try to recover the job. So MindSpeed-LLM's is in force; this plugin stays off, and flags"
+        " that begin with --tft- have no effect. To have this plugin, train with Megatron's own pretrain_gpt.py."
     )
-    return refusals
+
+
+def check_mindio() -> None:
+    """Where MindSpeed-LLM is in force.
+
+    Raises:
+        Refused: it cannot work here.
+    """
+    if importlib.util.find_spec("mindio_ttp") is None:
+        raise Refused(
+            "--enable-high-availability",
+            "MindSpeed-LLM acts on this flag itself, in its own training loop, and needs mindio_ttp for it, which is"
+            " not installed",
+            "install mindio_ttp, or leave out --enable-high-availability",
+        )
+
+
+def forget_partials(model: Iterable[Any]) -> None:
+    """MindSpeed binds `start_param_sync` of each chunk to one kind of buckets while an optimizer of the chain updates,
+    and binds it back afterwards; a step that is broken off leaves it so, and then the other kind is never gathered."""
+    for chunk in model:
+        vars(chunk).pop("start_param_sync", None)
+
+
+def _early_arguments() -> Any:
+    return getattr(sys.modules.get(_ARGUMENTS), "_MINDSPEED_ARGS", None)
+
+
+def _llm_acts() -> bool:
+    """Its loop asks for the flag itself, also where the feature was taken out of the list."""
+    return _LLM_LOOP in sys.modules or _llm_feature() or any(_patched_from(_LLM_RUNTIME))
 
 
 def _patched_from(package: str) -> Iterable[bool]:

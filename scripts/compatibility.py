@@ -62,15 +62,13 @@ def _proved(rows: ModuleType) -> Iterator[str]:
     yield "the end (with preset `dump` the dump as well) with the unbroken run of stock Megatron. To repeat one:"
     yield "`tftctl drill ARGUMENTS -- FLAGS`, or `pytest -m full tests/megatron/test_compatibility.py`."
     yield ""
-    drills = (
-        (row.features, _code(row.flags), _code(shlex.join(_before_flags(row.arguments())))) for row in rows.PROVED
-    )
-    yield from _table(("feature", "flags", "drill"), drills)
+    drills = ((row.features, code(row.flags), code(shlex.join(_before_flags(row.arguments())))) for row in rows.PROVED)
+    yield from table(("feature", "flags", "drill"), drills)
     yield ""
     yield "Proved by other tests:"
     yield ""
-    tests = ((row.features, _code(row.flags), _names(row.tests)) for row in rows.ELSEWHERE)
-    yield from _table(("feature", "flags", "tests"), tests)
+    tests = ((row.features, code(row.flags), _names(row.tests)) for row in rows.ELSEWHERE)
+    yield from table(("feature", "flags", "tests"), tests)
     yield ""
 
 
@@ -79,18 +77,18 @@ def _before_flags(arguments: Sequence[str]) -> Sequence[str]:
 
 
 def _refused(rows: Iterable[Any]) -> Iterator[str]:
-    table = {option.attribute: option for option in UNPROVED}
+    options = {option.attribute: option for option in UNPROVED}
     yield "## Refused at start-up"
     yield ""
     yield "With `--enable-high-availability`, before any process group exists, with exit status 2"
     yield "(`tests/megatron/test_refusals.py` starts each of them). Those marked *online* hinder a repair or a newcomer"
     yield "only: a job that just dumps may have them."
     yield ""
-    lines = [(row.features, table[attribute]) for row in rows for attribute in row.flags]
-    yield from _table(
+    lines = [(row.features, options[attribute]) for row in rows for attribute in row.flags]
+    yield from table(
         ("feature", "flag", "reason", "remedy"),
         (
-            (features, _code(option.flag) + " *online*" * option.online, option.reason, option.remedy)
+            (features, code(option.flag) + " *online*" * option.online, option.reason, option.remedy)
             for features, option in lines
         ),
     )
@@ -134,27 +132,27 @@ def _states(rows: ModuleType) -> Iterator[str]:
     lines = (
         (
             state.what,
-            ", ".join(f"refused: {_code(refused[name])}" if name in refused else _code(name) for name in state.by),
+            ", ".join(f"refused: {code(refused[name])}" if name in refused else code(name) for name in state.by),
             _names(state.tests),
         )
         for state in rows.STATES
     )
-    yield from _table(("state", "put back by", "tests"), lines)
+    yield from table(("state", "put back by", "tests"), lines)
 
 
-def _table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
+def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:
     yield f"| {' | '.join(head)} |"
     yield f"|{'|'.join('---' for _ in head)}|"
     for line in lines:
         yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |"
 
 
-def _code(text: str) -> str:
+def code(text: str) -> str:
     return f"`{text}`" if text and not text.startswith("(") else text
 
 
 def _names(tests: Sequence[str]) -> str:
-    return ", ".join(_code(test.removeprefix("tests/")) for test in tests)
+    return ", ".join(code(test.removeprefix("tests/")) for test in tests)
 
 
 def main() -> None:

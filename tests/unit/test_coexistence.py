@@ -6,6 +6,7 @@ The stand-in (`mindspeed`, `mindspeed_llm`) and its host (`tinylm`) are written 
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib
 import sys
 import textwrap
@@ -17,6 +18,7 @@ import pytest
 
 from mindspeed_tft.patches import mindspeed as coexist
 from mindspeed_tft.registry import PatchError, Registry
+from mindspeed_tft.settings import Refused
 
 HOST = {
     "tinylm/__init__.py": "",
@@ -482,7 +484,7 @@ def test_the_host_without_mindspeed(folder: Path, registry: Registry) -> None:
     registry.verify("ours")
     assert calls() == {target: ["ours", logged[-1].replace("ms", "host")] for target, logged in TARGETS.items()}
     assert {row.state for row in registry.list(coexist.GROUP)} == {"waiting"}
-    assert coexist.refuse_conflicts(argparse.Namespace(enable_high_availability=True)) == []
+    assert refusals(enable_high_availability=True) == []
 
 
 # ------------------------------------------------------------------------------------------------------ flags
@@ -562,39 +564,89 @@ def test_add_flag_if_absent_returns_the_action_in_force() -> None:
 # -------------------------------------------------------------------------------------------------- conflicts
 
 
+def refusals(**arguments: Any) -> list[str]:
+    return [str(refusal) for refusal in coexist.refuse_conflicts(argparse.Namespace(**arguments))]
+
+
 def test_no_conflict_beside_mindspeed_alone(folder: Path, registry: Registry) -> None:
     start("mindspeed ours", registry)
-    assert coexist.refuse_conflicts(argparse.Namespace(enable_high_availability=True, ttp_enabled=False)) == []
+    assert refusals(enable_high_availability=True, ttp_enabled=False) == []
 
 
 def test_ttp_of_mindspeed_is_refused(folder: Path, registry: Registry) -> None:
     start("mindspeed ours", registry)
-    (refusal,) = coexist.refuse_conflicts(argparse.Namespace(ttp_enabled=True))
-    assert refusal.startswith("--ttp-enabled: ") and "Remove --ttp-enabled" in refusal
+    (refusal,) = refusals(ttp_enabled=True)
+    assert refusal.startswith("--ttp-enabled: ") and "Remedy: leave it out" in refusal
 
     # Switched on by repatch, where no argument tells.
     write(folder, {"mindspeed/core/__init__.py": "", "mindspeed/core/ttp/__init__.py": "def new(cls): pass"})
     manager = sys.modules["mindspeed.patch_utils"].MindSpeedPatchesManager
     manager.register_patch("tinylm.optimizer.Chained.new", importlib.import_module("mindspeed.core.ttp").new)
-    (refusal,) = coexist.refuse_conflicts(argparse.Namespace())
-    assert refusal.startswith("--ttp-enabled: ")
+    (refusal,) = refusals()
+    assert refusal.startswith("--ttp-enabled: ") and "repatch" in refusal
 
 
-def test_mindio_of_mindspeed_llm_is_refused_when_both_are_on(folder: Path, registry: Registry) -> None:
+def test_what_mindspeed_patches_by_is_judged_too(folder: Path, registry: Registry) -> None:
+    """`repatch` changes what MindSpeed has read from the command line, and not what Megatron reads from it."""
     start("mindspeed ours", registry)
+    write(
+        folder,
+        {"mindspeed/args_utils.py": "import types\n_MINDSPEED_ARGS = types.SimpleNamespace(swap_optimizer=True)"},
+    )
+    importlib.import_module("mindspeed.args_utils")
+    (refusal,) = refusals(swap_optimizer=False)
+    assert refusal.startswith("--swap-optimizer: ")
+
+
+def test_options_of_the_same_name_are_nobodys_business_without_mindspeed() -> None:
+    assert refusals(swap_optimizer=True, pipeline_model_parallel_layout="Et|L") == []
+
+
+def test_mindspeed_llm_is_in_force_where_it_acts_on_the_same_flag(folder: Path, registry: Registry) -> None:
+    start("mindspeed ours", registry)
+    on, off = argparse.Namespace(enable_high_availability=True), argparse.Namespace(enable_high_availability=False)
+    assert coexist.stays_off(on) == ""
     with_llm(folder)
-    assert coexist.refuse_conflicts(argparse.Namespace(enable_high_availability=False)) == []
-    (refusal,) = coexist.refuse_conflicts(argparse.Namespace(enable_high_availability=True))
-    assert "MindIO" in refusal and "Take HighAvailabilityFeature out" in refusal
+    assert coexist.stays_off(off) == ""
+    line = coexist.stays_off(on)
+    assert "MindSpeed-LLM's is in force" in line and "this plugin stays off" in line and "pretrain_gpt.py" in line
 
     features = sys.modules["mindspeed.features_manager.features_manager"].MindSpeedFeaturesManager
     features.FEATURES_LIST.pop()
-    assert coexist.refuse_conflicts(argparse.Namespace(enable_high_availability=True)) == []
+    assert coexist.stays_off(on) == ""
     write(folder, {"mindspeed_llm/core/__init__.py": "", "mindspeed_llm/core/high_availability.py": "def f(): pass"})
     manager = sys.modules["mindspeed.patch_utils"].MindSpeedPatchesManager
     manager.register_patch("tinylm.training.train", importlib.import_module("mindspeed_llm.core.high_availability").f)
-    (refusal,) = coexist.refuse_conflicts(argparse.Namespace(enable_high_availability=False))
-    assert "MindIO" in refusal
+    assert coexist.stays_off(on) == line and refusals(enable_high_availability=True) == []
+
+    manager.patches_info.pop("tinylm.training.train")
+    assert coexist.stays_off(on) == ""
+    write(folder, {"mindspeed_llm/training/__init__.py": "", "mindspeed_llm/training/training.py": ""})
+    importlib.import_module("mindspeed_llm.training.training")
+    assert coexist.stays_off(on) == line
+
+
+def test_mindspeed_llm_without_mindio_is_refused(folder: Path) -> None:
+    with pytest.raises(Refused, match=r"needs mindio_ttp.*Remedy: install mindio_ttp"):
+        coexist.check_mindio()
+    write(folder, {"mindio_ttp/__init__.py": ""})
+    coexist.check_mindio()
+
+
+class Chunk:
+    """As a model under MindSpeed, which gathers dense parameters and experts apart."""
+
+    def start_param_sync(self, *, force_sync: bool = False, dense_or_moe_group: str | None = None) -> str:
+        return dense_or_moe_group or "all"
+
+
+def test_a_broken_update_does_not_leave_a_gather_of_one_part_behind() -> None:
+    whole, broken = Chunk(), Chunk()
+    gather: Any = broken.start_param_sync
+    broken.start_param_sync = functools.partial(gather, dense_or_moe_group="dense")  # type: ignore[method-assign]
+    assert broken.start_param_sync() == "dense"
+    coexist.forget_partials([whole, broken])
+    assert whole.start_param_sync() == broken.start_param_sync() == "all"
 
 
 def test_an_old_mindspeed_without_remove_and_features(folder: Path, registry: Registry) -> None:
@@ -606,7 +658,7 @@ def test_an_old_mindspeed_without_remove_and_features(folder: Path, registry: Re
     registry.verify("ours")
     states = {row.target.rpartition(".")[2]: row.state for row in registry.list(coexist.GROUP)}
     assert states == {"apply_patches": "applied", "remove_patches": "missing", "register_features_args": "waiting"}
-    assert coexist.refuse_conflicts(argparse.Namespace()) == []
+    assert refusals() == []
     registry.verify(coexist.GROUP)
 
 
@@ -621,8 +673,8 @@ def test_a_mindspeed_with_another_manager_is_refused(folder: Path, registry: Reg
         return
     ours(registry)
     importlib.import_module("mindspeed.patch_utils")
-    (refusal,) = coexist.refuse_conflicts(argparse.Namespace())
-    assert "has no 'apply_patches'" in refusal and "Install a MindSpeed" in refusal
+    (refusal,) = refusals()
+    assert "has no 'apply_patches'" in refusal and "install a MindSpeed" in refusal
 
 
 def test_installed_twice_guards_once(folder: Path, registry: Registry) -> None:

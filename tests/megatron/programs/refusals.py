@@ -21,8 +21,11 @@ from typing import Any
 
 import torch  # noqa: F401
 
-import mindspeed_tft.adaptor  # noqa: F401
-from mindspeed_tft.registry import REGISTRY
+from mindspeed_tft.faults import imports
+
+imports.load(imports.wanted().before)
+import mindspeed_tft.adaptor  # noqa: E402, F401
+from mindspeed_tft.registry import REGISTRY  # noqa: E402
 
 before = {name for name in sys.modules if name.split(".")[0] in ("megatron", "torch_npu")}
 from megatron.training import arguments as megatron_arguments  # noqa: E402
