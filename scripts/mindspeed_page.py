@@ -31,7 +31,7 @@ MindSpeed patches Megatron for Ascend NPUs; so does this plugin for recoveries. 
 ```python
 import torch
 import mindspeed.megatron_adaptor
-import mindspeed_tft.adaptor      # in this order, or the other way round
+import mindspeed_tft.adaptor  # in this order, or the other way round
 ```
 
 - MindSpeed finds Megatron as if the plugin were not there, also when it takes its patches back and applies them anew
@@ -105,8 +105,8 @@ def _drill(row: Any) -> str:
 def _refused(rows: ModuleType) -> Iterator[str]:
     yield "## Refused at start-up"
     yield ""
-    yield "With `--enable-high-availability`, with exit status 2. So is what `repatch` turns on before Megatron has read"
-    yield "its arguments. What is read only beside such an option is refused with it. Of Megatron's own options"
+    yield "With `--enable-high-availability`, with exit status 2. So is what `repatch` turns on before Megatron has"
+    yield "read its arguments. What is read only beside such an option is refused with it. Of Megatron's own options"
     yield "[compatibility](compatibility.md) has the list: context parallelism (ulysses, ring attention), FSDP, other"
     yield "optimizers than Adam, and more."
     yield ""

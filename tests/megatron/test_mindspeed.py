@@ -6,6 +6,7 @@ is the stand-in over CPU tensors in `tests/support/npu`.
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -17,9 +18,11 @@ from typing import Any
 
 import pytest
 
+from mindspeed_tft import arguments
 from mindspeed_tft.faults.imports import Imports
 from mindspeed_tft.faults.spec import parse_fault
-from mindspeed_tft.patches import megatron_unproved, mindspeed_unproved
+from mindspeed_tft.patches import megatron_unproved, mindspeed, mindspeed_unproved
+from mindspeed_tft.settings import STRATEGIES
 
 from .conftest import Drilled
 from .mindspeed_features import APART, COMPANIONS, PROVED, PROVED_FLAGS, WORDS, Proved
@@ -150,3 +153,28 @@ def test_the_page_is_what_the_generator_prints() -> None:
     made = subprocess.run([sys.executable, str(script), "--print"], capture_output=True, text=True, timeout=60)
     assert made.returncode == 0, made.stderr
     assert (ROOT / "docs" / "mindspeed.md").read_text() == made.stdout, "run scripts/mindspeed_page.py"
+
+
+# ------------------------------------------------------------------------------------------------ MindSpeed-LLM
+
+
+def test_mindspeed_llm_has_the_flags_and_the_places_that_are_looked_for() -> None:
+    """By its sources, which are not imported: they need what only an NPU has."""
+    place = os.environ.get("TFT_MINDSPEED_LLM_PATH")
+    if not place:
+        pytest.skip("needs a checkout of MindSpeed-LLM: set TFT_MINDSPEED_LLM_PATH")
+    root = Path(place)
+    feature = root / "mindspeed_llm" / "features_manager" / "high_availability" / "high_availability.py"
+    calls = [node for node in ast.walk(ast.parse(feature.read_text())) if isinstance(node, ast.Call)]
+    theirs = {call.args[0].value for call in calls if ast.unparse(call.func).endswith(".add_argument")}  # type: ignore[attr-defined]
+    assert theirs == {flag for flag, options in arguments.FLAGS if flag.startswith(("--enable-", "--distributed-"))}
+    assert "class HighAvailabilityFeature" in feature.read_text()
+    for module in (mindspeed._LLM_FEATURE, mindspeed._LLM_RUNTIME, mindspeed._LLM_LOOP):
+        found = root.joinpath(*module.split("."))
+        assert found.is_dir() or found.with_suffix(".py").is_file(), module
+    helper = root / "mindspeed_llm" / "tasks" / "high_availability" / "high_availability_helper.py"
+    words = re.findall(r"'(dump|re\w+|elastic-\w+)'", helper.read_text())
+    assert set(words) == set(STRATEGIES)
+    # Its loop acts on the flag by itself, whatever its list of features says: why the plugin stays off.
+    loop = root.joinpath(*mindspeed._LLM_LOOP.split(".")).with_suffix(".py")
+    assert "args.enable_high_availability" in loop.read_text()
