@@ -103,15 +103,15 @@ def _releases(rows: ModuleType) -> Iterator[str]:
     yield "`TFT_MEGATRON_PATH=CHECKOUT pytest -m full tests/megatron/test_checkouts.py`."
     yield ""
     proved = ((row.release, row.source, row.proved, _names(row.tests)) for row in rows.RELEASES)
-    yield from _table(("release", "from", "proved exact", "tests"), proved)
+    yield from table(("release", "from", "proved exact", "tests"), proved)
     yield ""
     yield f"Megatron {MEGATRON} is accepted, every other release is refused at start-up. Options that are proved with"
     yield "0.19 and not with older releases are refused there:"
     yield ""
     lines = [(older.versions, option) for older in IN_RELEASES for option in older.options]
-    yield from _table(
+    yield from table(
         ("releases", "flag", "reason", "remedy"),
-        ((_code(versions), _code(option.flag), option.reason, option.remedy) for versions, option in lines),
+        ((code(versions), code(option.flag), option.reason, option.remedy) for versions, option in lines),
     )
     yield ""
     yield "Before 0.13 Megatron adds the gradients of all optimizer instances up in one norm, so with N replicas it"

@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from mindspeed_tft.faults.spec import SpecError
-
 _ENV = "TFT_DRILL_IMPORTS"
 
 
@@ -34,6 +32,8 @@ class Imports(NamedTuple):
         Raises:
             SpecError: one of them cannot be found.
         """
+        from mindspeed_tft.faults.spec import SpecError  # not at the top: jobs import this module, and not much else
+
         found = []
         for name in dict.fromkeys(module.partition(".")[0] for module in (*self.before, *self.after)):
             spec = importlib.util.find_spec(name)

@@ -84,13 +84,6 @@ PROVED: tuple[Proved, ...] = (
         fault="uce@1:7:backward",
         preset="retry",
     ),
-    Proved(
-        "experts",
-        "experts: an update that is broken off between the two optimizers of the chain",
-        "--optimization-level 2",
-        layout="ep2dp4",
-        fault="kill@3:7:update",
-    ),
 )
 
 # Options that are proved, by the row whose drill has them.
@@ -191,5 +184,6 @@ COMPANIONS: dict[str, str] = {
     "--experimental-attention-variant": "--use-dsa-absorb --use-fused-lightning-indexer"
     " --use-fused-sparse-flash-attention --use-fused-lightning-indexer-kl-loss",
     "--optimizer": "--muon-momentum --muon-no-split-qkv --muon-nesterov --muon-scale-mode --muon-fp32-matmul-prec"
-    " --muon-coefficient-type --muon-num-ns-steps --muon-tp-mode --muon-extra-scale-factor --muon-scalar-optimizer",
+    " --muon-coefficient-type --muon-num-ns-steps --muon-tp-mode --muon-extra-scale-factor --muon-scalar-optimizer"
+    " --apply-wd-to-qk-layernorm",
 }

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 
 from mindspeed_tft import arguments
-from mindspeed_tft.faults.imports import Imports
 from mindspeed_tft.faults.spec import parse_fault
 from mindspeed_tft.patches import megatron_unproved, mindspeed, mindspeed_unproved
 from mindspeed_tft.settings import STRATEGIES
@@ -80,17 +79,6 @@ def test_a_job_with_mindspeed_ends_exact(beside_mindspeed: Path, drill: Callable
     assert re.search(row.seen, log), row.seen
 
 
-@pytest.mark.full
-def test_control_a_part_that_is_not_gathered_is_seen(
-    beside_mindspeed: Path, drill: Callable[..., Drilled], spoil: Callable[..., None]
-) -> None:
-    """What MindSpeed leaves behind when its update is broken off, if nobody puts it back."""
-    (row,) = (row for row in PROVED if row.name == "experts")
-    spoil("mindspeed", "forget_partials = lambda model: None")
-    found = drill("--megatron", str(beside_mindspeed), *row.arguments())
-    assert found.report["verdict"] != "exact", found.output
-
-
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
@@ -108,8 +96,8 @@ def test_all_that_is_refused_is_refused_by_real_parsers(beside_mindspeed: Path, 
         {"words": [*words, "--optimization-level", str(level)], "environ": {}} for level in (0, 1, 2)
     ]
     cases.append({"words": words, "options": [*BASE, *options], "attributes": names, "environ": {}})
-    adaptor = Imports(before=("mindspeed.megatron_adaptor",)).environment()
-    printed = run("refusals.py", beside_mindspeed, json.dumps(cases), **adaptor)
+    given = json.dumps(cases)
+    printed = run("refusals.py", beside_mindspeed, given, IMPORTED_BEFORE="mindspeed.megatron_adaptor")
     found = [json.loads(line.partition(" ")[2]) for line in printed.splitlines() if line.startswith("CASE ")]
     assert [each["code"] for each in found[:3]] == [0, 0, 0], found[:3]
     for option, each in zip(refused, found[3:], strict=True):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import copy
+import importlib
 import io
 import json
 import os
@@ -21,9 +22,8 @@ from typing import Any
 
 import torch  # noqa: F401
 
-from mindspeed_tft.faults import imports
-
-imports.load(imports.wanted().before)
+for module in os.environ.get("IMPORTED_BEFORE", "").split():
+    importlib.import_module(module)
 import mindspeed_tft.adaptor  # noqa: E402, F401
 from mindspeed_tft.registry import REGISTRY  # noqa: E402
 
