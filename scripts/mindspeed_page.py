@@ -79,10 +79,26 @@ To have this plugin, train with Megatron's own `pretrain_gpt.py` and `mindspeed.
 """
 
 
+_DEFAULT = """\
+## On without a flag
+
+| level | what MindSpeed changes by itself |
+|---|---|
+| 0, optimizer | AdamW in the place of apex's; steps of chained optimizers; dense parameters and experts gathered apart |
+| 0, checkpoints | how optimizer states are loaded; copies for saves in the background |
+| 0, layers | norms, SwiGLU, softmax; `torch.compile` off |
+| 1 | a part of the cross entropy |
+| 2 | attention masks, embeddings; between pipeline stages sends and receives one by one |
+
+The drills below have them, each its level and what is below it.
+"""
+
+
 def page() -> str:
     rows = data("mindspeed_features")
     releases = " and ".join(rows.RELEASES)
-    parts = [_HEAD.format(megatron=rows.MEGATRON, releases=releases).splitlines(), [""], _proved(rows), _refused(rows)]
+    head = _HEAD.format(megatron=rows.MEGATRON, releases=releases)
+    parts = [head.splitlines(), [""], _DEFAULT.splitlines(), [""], _proved(rows), _refused(rows)]
     parts += [_apart(rows), _LLM.splitlines()]
     return "\n".join(line for part in parts for line in part) + "\n"
 

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import checkouts
 import pytest
 
 from mindspeed_tft import arguments
@@ -37,13 +38,12 @@ REFUSED = {option.flag: option for option in mindspeed_unproved.UNPROVED}
 @pytest.fixture
 def beside_mindspeed(monkeypatch: pytest.MonkeyPatch) -> Path:
     """The checkout of Megatron, with MindSpeed and the stand-ins on PYTHONPATH."""
-    found = {name: os.environ.get(name) for name in ("TFT_MEGATRON_PATH", "TFT_MINDSPEED_PATH")}
-    missing = [name for name, value in found.items() if not value]
-    if missing:
-        pytest.skip(f"needs checkouts of Megatron-LM and of the MindSpeed for it: set {' and '.join(missing)}")
-    megatron, mindspeed = (str(value) for value in found.values())
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_INS), mindspeed]))
-    return Path(megatron)
+    mindspeed_checkout = os.environ.get("TFT_MINDSPEED_PATH")
+    if not mindspeed_checkout:
+        pytest.skip("TFT_MINDSPEED_PATH names no checkout of MindSpeed (one for Megatron core_v0.12.1 is wanted)")
+    megatron = checkouts.megatron("==0.12.*")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_INS), mindspeed_checkout]))
+    return megatron
 
 
 def run(program: str, megatron: Path, given: str = "", **environ: str) -> str:
