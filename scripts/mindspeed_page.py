@@ -84,7 +84,7 @@ _DEFAULT = """\
 
 | level | what MindSpeed changes by itself |
 |---|---|
-| 0, optimizer | AdamW in the place of apex's; steps of chained optimizers; dense parameters and experts gathered apart |
+| 0, optimizer | AdamW in the place of apex's; steps of chained optimizers; gathers of dense parameters and experts |
 | 0, checkpoints | how optimizer states are loaded; copies for saves in the background |
 | 0, layers | norms, SwiGLU, softmax; `torch.compile` off |
 | 1 | a part of the cross entropy |
