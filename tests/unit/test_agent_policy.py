@@ -25,7 +25,7 @@ def decide(
 
 @pytest.mark.parametrize(
     ("status", "again"),
-    [(KILLED, True), (-15, True), (1, True), (EXIT_REBORN, True)] + [(code, False) for code in (0, 2, 75, 76, 77)],
+    [(KILLED, True), (-15, True), (1, True), (EXIT_REBORN, True)] + [(code, False) for code in (0, 2, 75, 76, 77, 79)],
 )
 def test_by_status(status: int, again: bool) -> None:
     assert isinstance(decide(Policy(), status), Again) is again
