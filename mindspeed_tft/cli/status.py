@@ -67,6 +67,9 @@ def _head(told: dict[str, Any]) -> Table:
             f"process {one['pid']} on {one['host']} for rank {one['rank']}"
             for one in [*told["parked"], *told["newcomers"]]
         )
+    if told.get("manager"):
+        manager = told["manager"]
+        rows["decisions"] = f"{manager['name']} decides for job {manager['job']}: {manager['place']}"
     if told.get("link"):
         rows["link"] = _link(told["link"])
     for name, value in rows.items():

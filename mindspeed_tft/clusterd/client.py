@@ -97,6 +97,11 @@ class Client:
             except Exception:
                 self._give_up()
 
+    def status(self) -> dict[str, str]:
+        """For an operator."""
+        place = "given up" if self._broken else self._machine.place.value
+        return {"name": f"ClusterD at {self._address}", "job": self._job, "place": place}
+
     def _give_up(self) -> None:
         log.exception("ClusterD is not asked any more, by a mistake of ours; our own rules hold")
         self._broken = True

@@ -52,6 +52,8 @@ class Manager(Protocol):
 
     def action(self, action: t.Action) -> None: ...
 
+    def status(self) -> dict[str, str]: ...
+
     async def run(self) -> None: ...
 
     async def drain(self) -> None: ...
@@ -131,7 +133,8 @@ class Controller:
             {"host": link.hello.host, "node_rank": link.hello.node_rank, "ranks": sorted(link.ranks)}
             for link in sorted(self._links, key=lambda link: link.hello.node_rank)
         ]
-        return {**self._engine.status(), "hosts": hosts, "parked": self._seats.waiting()}
+        steered = {"manager": self._manager.status()} if self._manager is not None else {}
+        return {**self._engine.status(), "hosts": hosts, "parked": self._seats.waiting(), **steered}
 
     async def finish(self, launcher: int) -> None:
         """Leaves all on disk, and says the last words when the launcher is gone (`launcher`: its descriptor, or -1)."""

@@ -14,6 +14,7 @@ from control_support import DEADLINES, Job, Rank, config, until
 from fake_clusterd import ALL, Cluster, Server
 
 from mindspeed_tft.clusterd import words as w
+from mindspeed_tft.control import operator_client
 from mindspeed_tft.control.authority import Authority
 from mindspeed_tft.control.config import ControlConfig
 from mindspeed_tft.control.tls import Transport
@@ -188,6 +189,10 @@ def test_no_decision_in_time_and_one_that_comes_late(job: Job, serve: Callable[.
     ranks = begin(job, server, steered(job, server, consult=1.0))
     ranks[1].kill()
     until(lambda: "did not decide within 1 s" in job.text(), what="our own decision")
+    (there,) = operator_client.jobs([job.directories()[0].parent])
+    told = operator_client.Client(lambda: there.routes).ask("status", 5.0).data
+    assert told["manager"] == {"name": f"ClusterD at {server.target} (plain)", "job": "job", "place": "alone"}
+    assert told["state"] == "waiting"
     late = w.Signal(server.cluster.uuid, w.CHANGE, ("change_strategy",), strategy=w.EXIT)
     server.send([(0.0, late)])
     until(lambda: "is ignored" in job.text(), what="a word on the late decision")
