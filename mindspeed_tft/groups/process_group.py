@@ -13,8 +13,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
-from torch._C._distributed_c10d import Work
-from torch.distributed import ProcessGroup
+from torch.distributed import ProcessGroup, Work
 
 from mindspeed_tft.groups import sockets, start_up, waiting
 from mindspeed_tft.groups.audit import Audit, Member, Store

@@ -6,6 +6,7 @@ The look-alike of the tests (tests/support/look_alike) records what it is asked 
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -117,3 +118,26 @@ assert len(refused) == {len(touches)}, refused
     assert done.returncode == 0, done.stderr
     asked = json.loads(done.stdout)["asked"]
     assert set(asked) == set(touches.values()) and not set(asked) & PUBLIC
+
+
+def imported_at_once(path: Path) -> set[str]:
+    """The dotted names that a module imports when it is imported itself."""
+    found: set[str] = set()
+    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
+
+
+def test_the_inside_of_torch_is_imported_by_patches_alone(root: Path) -> None:
+    """What torch does not promise is for `patches/`; an entry point of torchrun lives in torchrun."""
+    inside = ("torch._", "torch.distributed.elastic", "torch.distributed.distributed_c10d", "torch.storage")
+    room = root / "mindspeed_tft"
+    found = {
+        str(path.relative_to(room)): [name for name in imported_at_once(path) if name.startswith(inside)]
+        for path in room.rglob("*.py")
+    }
+    assert len(found) > 150
+    assert {path for path, names in found.items() if names} == {"agent/logs_specs.py"}
