@@ -33,7 +33,6 @@ class Callbacks:
     def __init__(self) -> None:
         self._known: dict[str, tuple[Callable[..., Any], Any]] = {}
         self.train_args: Any = None  # what the training function was given: callbacks may put other objects into it
-        self.mindspore = False  # whose rename callback has other arguments
 
     def register(self, name: str, function: Callable[..., Any], ctx: Any) -> None:
         """A second one replaces the first.
@@ -61,7 +60,7 @@ class Callbacks:
         if name == "exit":
             return function(ctx)
         if name == "rename":
-            return function(*arguments, ctx if self.mindspore else self.train_args)
+            return function(*arguments, self.train_args)
         return function(*arguments, self.train_args, ctx)
 
 

@@ -48,7 +48,6 @@ log = logging.getLogger(__name__)
 
 ENV_CONFIG = "TFT_FACADE_CONFIG"  # preset or YAML file, as for --tft-config
 ENV_CLEAN = "TTP_STOP_CLEAN_BEFORE_DUMP"
-ENV_MINDSPORE = "MINDIO_FOR_MINDSPORE"
 ENGINE = "mindspeed_tft.engine.joint:JointEngine"
 
 
@@ -58,7 +57,6 @@ class Process:
     def __init__(self, environ: Mapping[str, str] = os.environ) -> None:
         self._environ = environ
         self.callbacks = Callbacks()
-        self.callbacks.mindspore = environ.get(ENV_MINDSPORE) == "1"
         self.export = ""
         self.window = texts.Window()
         self.rules = texts.Rules()

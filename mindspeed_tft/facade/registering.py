@@ -40,7 +40,7 @@ def tft_register_save_ckpt_handler(func: Callable[..., Any], ctx: Any = None) ->
 
 
 def tft_register_rename_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """func(step, train_args) on one rank, when all saves are complete; func(step, ctx) for MindSpore."""
+    """func(step, train_args) on one rank, when all saves are complete."""
     process().callbacks.register("rename", func, ctx)
 
 
