@@ -27,6 +27,7 @@ from mindspeed_tft.engine.types import Deadlines
 from mindspeed_tft.patches import torch_dynamic_rendezvous, torch_rendezvous
 from mindspeed_tft.patches.torch_elastic_names import AGENT, API, DYNAMIC, ELASTIC, LOCAL, STATIC, Args, Call, Kwargs
 from mindspeed_tft.registry import REGISTRY, PatchError
+from mindspeed_tft.settings import Refused
 
 _PER_RANK = ("RANK", "LOCAL_RANK", "ROLE_RANK", reboot.ENV_LOCAL_RANK)
 
@@ -239,7 +240,11 @@ def run(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
         with _shield.up():
             directory = tempfile.TemporaryDirectory(prefix="tft-agent-", ignore_cleanup_errors=True)
             stack.callback(_leave, directory)
-            deadlines = _deadlines(instance._worker_group.spec)
+            try:
+                deadlines = _deadlines(instance._worker_group.spec)
+            except Refused as exc:
+                print(f"mindspeed_tft: error: {exc}", file=sys.stderr)
+                sys.exit(2)
             torch_dynamic_rendezvous.enable(deadlines)
             _run = _Run(Path(directory.name), float(getattr(instance, "_shutdown_timeout", 0)), deadlines)
         result = wrapped(*args, **kwargs)

@@ -218,6 +218,18 @@ def test_the_documented_scripts_run_unchanged(
     assert not list(tmp_path.glob("tft-*/*")), "sockets and directories are left behind"
 
 
+@pytest.mark.full
+def test_an_edited_launcher_refuses_flags_that_cannot_be(tmp_path: Path, processes: Processes) -> None:
+    edited = edited_launcher(tmp_path)
+    (tmp_path / "program.py").write_text("print('ran')")
+    env = {"PYTHONPATH": str(names.directory("taskd")), "XDG_RUNTIME_DIR": str(tmp_path), ENV_JOB: "job"}
+    launcher = processes.start([sys.executable, edited, "program.py", "--tft-deadline", "1"], cwd=tmp_path, env=env)
+    output, _ = launcher.communicate(timeout=60)
+    assert launcher.returncode == 2 and "mindspeed_tft: error: --tft-deadline: " in output
+    assert "Traceback" not in output and "ran" not in output.split()
+    assert not list(tmp_path.glob("tft-*/*"))
+
+
 PROXY = """
 import signal, threading
 from taskd.api.taskd_proxy_api import destroy_taskd_proxy, init_taskd_proxy
