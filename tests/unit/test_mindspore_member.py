@@ -5,20 +5,39 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import control_support
 import pytest
-from ports import free_port
 
 from mindspeed_tft.mindspore import layout
 from mindspeed_tft.recovery import files
 
 PROGRAM = Path(__file__).parent / "programs" / "member_rank.py"
 TWO_PARTS = ["a", "a", "b", "b"]
+
+
+class Hub:
+    """Gives all ranks the highest of their numbers, once all have come. Of a lost one it waits for ever."""
+
+    def __init__(self, world: int) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        threading.Thread(target=self._serve, args=(world,), daemon=True).start()
+
+    def _serve(self, world: int) -> None:
+        ranks = [self._listener.accept()[0] for _ in range(world)]
+        files_ = [rank.makefile("rb") for rank in ranks]
+        while all(lines := [file.readline() for file in files_]):
+            highest = [max(numbers) for numbers in zip(*map(json.loads, lines), strict=True)]
+            for rank in ranks:
+                rank.sendall(json.dumps(highest).encode() + b"\n")
+        threading.Event().wait()  # connections stay open: nobody is told
 
 
 class Ranks:
@@ -31,13 +50,13 @@ class Ranks:
     def run(self, where: str, parts: list[str], copies: int = 2) -> dict[int, int]:
         """Rank 3 is killed in step 5; exit statuses by rank."""
         config = control_support.config(self.tmp, 4, engine="mindspeed_tft.engine.machine:Engine")
-        words = {"config": config.to_json(), "port": free_port(), "save": str(self.save), "steps": 8, "parts": parts,
+        words = {"config": config.to_json(), "port": Hub(4).port, "save": str(self.save), "steps": 8, "parts": parts,
                  "copies": copies, "fault": {"rank": 3, "step": 5, "where": where}}  # fmt: skip
         for rank in range(4):
             command = [sys.executable, str(PROGRAM), json.dumps({**words, "rank": rank})]
             self.started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)))
         for process in self.started:
-            process.wait(30)
+            process.wait(90)
         return {rank: process.returncode for rank, process in enumerate(self.started)}
 
     def saved(self) -> tuple[int | None, dict[str, str]]:
