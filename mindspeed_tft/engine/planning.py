@@ -438,7 +438,9 @@ class _Chooser:
     def _as_writer(self, rank: int) -> tuple[bool, int, bool, bool, int, int, int]:
         info = self._infos[rank]
         second_to_none = info.part in self._apart and info.dp_rank != 0  # see rng_conflict
-        unfinished = self._agreement.offers[rank].means is Means.FINISH_UPDATE  # it may fail in what is left to do
+        # Where each rank holds all of its part, one that is done spares the others an update that they may fail in.
+        alone = set(self.shards_of[info.part]) <= set(info.holds)
+        unfinished = alone and self._agreement.offers[rank].means is Means.FINISH_UPDATE
         return (second_to_none, *self._doubt(rank), unfinished, -len(info.holds), info.dp_rank, rank)
 
     def explain_shards(self, missing: list[str]) -> str:

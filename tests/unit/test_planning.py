@@ -60,6 +60,14 @@ def test_the_lowest_rank_writes_and_uses_its_own_shard() -> None:
     assert "1 part, 2 shards" in found.describe()
 
 
+def test_a_rank_that_is_done_writes_before_one_that_has_to_finish_its_update() -> None:
+    """Where nothing aborts a collective, ranks in the middle of a step cannot finish it, and say so one by one."""
+    infos = {rank: RankInfo(rank, f"h{rank}", 1, "p0", rank, ("p0/0",)) for rank in range(6)}
+    late = {f"r{rank}": RankReport(rank, 7, E, U, rng_start="s") for rank in range(5)}
+    found = made(plan(infos, said(infos, **late)))
+    assert (found.step, found.writers, found.finish) == (7, {"p0": 5}, ())
+
+
 def experts() -> dict[int, RankInfo]:
     """Four data-parallel ranks, two replicas, experts divided over two: a part's ranks have one of the dense shards."""
     needs = ("d/0", "d/1")
