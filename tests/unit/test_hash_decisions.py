@@ -206,7 +206,7 @@ def test_a_rank_whose_finished_update_comes_out_otherwise_is_left_out() -> None:
     job.feed(test_machine.FaultSeen(0, 2, "exception", "x", True))
     known = {"digests": {"p0/0": RIGHT}, "stamps": {"p0/0": RIGHT}}
     job.report(0, commit=E, update=U, digests={"p0/0": "b:6"}, stamps={"p0/0": "b:6"})
-    job.report(1, 2, **known)
+    job.report(1, 2, fault="x", **known)  # so that rank 0 is to write, though it is not done yet
     (finish,) = job.until(OrderKind.FINISH_UPDATE)
     assert finish.rank == 0
     job.answer(finish, **{"digest:p0/0": WRONG})
