@@ -13,7 +13,6 @@ import json
 import logging
 import os
 import secrets
-import select
 import socket
 import struct
 import time
@@ -119,15 +118,13 @@ class Keeper:
             )
         self._listener = host_main.listen(path)
         self._inode = path.stat().st_ino
-        self._closing = False
 
     def serve(self, seconds: float) -> ControlConfig | None:
         """Waits so long for one request and answers it: the configuration of what was started, None if nothing was."""
-        if self._closing or not select.select([self._listener], [], [], seconds)[0]:
-            return None
         try:
+            self._listener.settimeout(seconds)
             sock, _ = self._listener.accept()
-        except OSError:  # closed meanwhile, or whoever came is gone again
+        except OSError:  # nobody came, or whoever came is gone again, or this was closed meanwhile
             return None
         with sock:
             try:
@@ -158,7 +155,6 @@ class Keeper:
 
     def close(self) -> None:
         """Nobody is served any more. What was started goes on."""
-        self._closing = True
         with contextlib.suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes who waits in `serve`
         self._listener.close()

@@ -213,8 +213,10 @@ def test_the_documented_scripts_run_unchanged(
     assert "job job-of-a-test is over" in told and "over: True" in output, both
     (incident,) = (tmp_path / "taskd_log").glob("incident-*.json")
     found = json.loads(incident.read_text())
-    assert found["outcome"] == "failed" and {fault["rank"] for fault in found["faults"]} == {1}, found
-    assert "no step was completed, there is nothing to save" in json.dumps(found)
+    # The launcher ends the other rank at the same moment: by its signal or by our order, whatever is faster.
+    assert found["outcome"] == "failed" and found["faults"][0]["rank"] == 1, found
+    why = ("no step was completed, there is nothing to save", "no rank with training state is left")
+    assert any(words in json.dumps(found) for words in why), found
     assert not list(tmp_path.glob("tft-*/*")), "sockets and directories are left behind"
 
 
