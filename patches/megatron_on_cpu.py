@@ -32,7 +32,9 @@ import torch
 import typing_extensions
 import wrapt
 
-from mindspeed_tft.patches import apex_on_cpu
+from mindspeed_tft.patches import apex_on_cpu, megatron_06_on_cpu
+from mindspeed_tft.patches.megatron_06_on_cpu import StandIn
+from mindspeed_tft.registry.versions import fits, version_of
 
 __all__ = ["install"]
 
@@ -51,12 +53,18 @@ def install() -> None:
     if not hasattr(np, "product"):
         # megatron.core.dist_checkpointing (0.12) calls it, which numpy 2 has no more.
         setattr(np, "product", np.prod)  # noqa: B010
-    for module, hook in _HOOKS.items():
+    for module, hook in [*_HOOKS.items(), *(megatron_06_on_cpu.HOOKS.items() if _is_06() else ())]:
         wrapt.register_post_import_hook(hook, module)
     # Behind wrapt's finder, which must see these modules as well, and right before the one that would find them.
     finders: list[Any] = sys.meta_path
     place = finders.index(importlib.machinery.PathFinder) if importlib.machinery.PathFinder in finders else len(finders)
     finders.insert(place, _StandIns())
+
+
+def _is_06() -> bool:
+    """Told from the sources, without importing them."""
+    found = version_of("megatron", file="core/package_info.py", distribution="megatron-core")()
+    return found is not None and fits(found, megatron_06_on_cpu.VERSIONS)
 
 
 # ---------------------------------------------------------------------------------------------- post-import hooks
@@ -224,51 +232,59 @@ class _Triton(types.ModuleType):
         return args[0] if len(args) == 1 and callable(args[0]) and not kwargs else self
 
 
-_STAND_INS: dict[str, types.ModuleType] = {
+_TRITON = StandIn(_Triton("triton"), "triton")
+_APEX = StandIn(apex_on_cpu.optimizers, "apex")
+_STAND_INS: dict[str, tuple[StandIn, ...]] = {
     # 0.18, 0.19: the MoE "paged stash" imports triton with no fallback, for kernels that only a GPU runs.
-    "megatron.core.transformer.moe.paged_stash": _Triton("triton"),
-    "megatron.core.transformer.moe.ops.paged_stash": _Triton("triton"),
+    "megatron.core.transformer.moe.paged_stash": (_TRITON,),
+    "megatron.core.transformer.moe.ops.paged_stash": (_TRITON,),
     # All releases: see apex_on_cpu. Elsewhere apex stays away: its other parts are CUDA kernels.
-    "megatron.core.optimizer": apex_on_cpu.optimizers,
-    "megatron.core.optimizer.distrib_optimizer": apex_on_cpu.optimizers,
+    "megatron.core.optimizer": (_APEX,),
+    "megatron.core.optimizer.distrib_optimizer": (_APEX,),
 }
 
 
 class _StandIns(importlib.abc.MetaPathFinder):
-    """Let single modules import a library that is not installed.
+    """Let single modules import libraries that are not installed.
 
-    The library appears inside these modules alone. In sys.modules it would be seen by all others, which ask by
+    A library appears inside these modules alone. In sys.modules it would be seen by all others, which ask by
     importing whether they may use its kernels.
     """
+
+    def __init__(self) -> None:
+        self._of_release = megatron_06_on_cpu.STAND_INS if _is_06() else {}
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        library = _STAND_INS.get(fullname)
-        if library is None or importlib.util.find_spec(library.__name__.partition(".")[0]) is not None:
-            return None  # not ours, or the real library is here
+        wanted = [*_STAND_INS.get(fullname, ()), *self._of_release.get(fullname, ())]
+        # Where the real library is here, that is used.
+        libraries = [each.library for each in wanted if importlib.util.find_spec(each.unless) is None]
+        if not libraries:
+            return None
         spec = importlib.machinery.PathFinder.find_spec(fullname, path)
         if spec is not None and spec.loader is not None:
-            spec.loader = _ScopedLoader(spec.loader, library)
+            spec.loader = _ScopedLoader(spec.loader, libraries)
         return spec
 
 
 class _ScopedLoader(importlib.abc.Loader):
-    """Runs a module with an import statement of its own, which knows `library`."""
+    """Runs a module with an import statement of its own, which knows `libraries`."""
 
-    def __init__(self, loader: importlib.abc.Loader, library: types.ModuleType) -> None:
+    def __init__(self, loader: importlib.abc.Loader, libraries: Sequence[types.ModuleType]) -> None:
         self._loader = loader
-        self._library = library
+        self._libraries = libraries
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType | None:
         return self._loader.create_module(spec)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        library = self._library
+        libraries = self._libraries
 
         def import_(name: str, *args: Any, **kwargs: Any) -> Any:
-            if name == library.__name__ or name.startswith(f"{library.__name__}."):
-                return library
+            for library in libraries:
+                if name == library.__name__ or name.startswith(f"{library.__name__}."):
+                    return library
             return builtins.__import__(name, *args, **kwargs)
 
         vars(module)["__builtins__"] = {**vars(builtins), "__import__": import_}

@@ -124,7 +124,24 @@ def _release() -> tuple[int, int]:
 def forward_step(iterator: Iterator[dict[str, Any]] | None, model: Any) -> tuple[Any, Callable[..., Any]]:
     """One micro-batch forward."""
     tokens, labels, loss_mask, position_ids = get_batch(iterator, _virtual_stage(model))
-    return model(tokens, position_ids, None, labels=labels), partial(loss_func, loss_mask)
+    return model(tokens, position_ids, None, labels=labels), partial(_loss_func(), loss_mask)
+
+
+def average_loss(loss_mask: Any, output: Any) -> tuple[Any, dict[str, Any]]:
+    """Masked mean of a micro-batch, and what is printed, for the Megatron versions that divide by nothing else."""
+    import torch
+    from megatron.training.utils import average_losses_across_data_parallel_group
+
+    mask = loss_mask.view(-1).float()
+    loss = torch.sum(output.view(-1).float() * mask) / mask.sum()
+    return loss, {"lm loss": average_losses_across_data_parallel_group([loss])[0]}
+
+
+def _loss_func() -> Callable[..., Any]:
+    """Since Megatron can weigh by tokens (0.8), it wants to know their number."""
+    from megatron.training import get_args
+
+    return loss_func if hasattr(get_args(), "calculate_per_token_loss") else average_loss
 
 
 def _virtual_stage(model: Any) -> int | None:
@@ -201,6 +218,7 @@ def datasets_provider(samples: Sequence[int], vp_stage: int | None = None) -> An
         "reset_attention_mask": False,
         "eod_mask_loss": False,
         "create_attention_mask": False,
+        "mock": True,  # up to 0.7
     }
     known = inspect.signature(GPTDatasetConfig).parameters
     config = GPTDatasetConfig(**{name: value for name, value in wanted.items() if name in known})
@@ -225,10 +243,13 @@ def _tokenizer(args: Any) -> Any:
 
 
 def _keep_built_helpers() -> None:
-    """Wheels bring no Makefile: where the dataset helpers are built, they are not built again."""
-    if importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
-        from megatron.core.datasets import utils
+    """Wheels bring no Makefile: where the dataset helpers are built, they are not built again. Up to 0.7 mock data
+    needs none."""
+    from megatron.core.datasets import utils
+    from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
 
+    built = importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None
+    if built or "mock" in inspect.signature(GPTDatasetConfig).parameters:
         utils.compile_helpers = lambda: None
 
 

@@ -20,11 +20,12 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from mindspeed_tft.agent import policy, spare, standby
-from mindspeed_tft.faults import gpt_job, inject, jobs, spec, verdict
+from mindspeed_tft.faults import gpt_job, inject, jobs, releases, spec, verdict
 from mindspeed_tft.faults.imports import NONE, Imports
 from mindspeed_tft.faults.references import ReferenceCache, environment_facts, sources_digest
 from mindspeed_tft.faults.spec import HANGS, UNNOTICED, FaultSpec, Layout, SpecError, format_faults
 from mindspeed_tft.faults.verdict import Compared, Evidence, Recovery, Verdict
+from mindspeed_tft.registry.versions import version_in
 
 PROGRAM = "mindspeed_tft.faults.gpt_job"
 
@@ -186,6 +187,12 @@ def megatron_sources(path: Path | None) -> tuple[Path, ...]:
     return parts
 
 
+def megatron_version(path: Path | None) -> str:
+    """The version of the Megatron that will run; "0" where it does not say."""
+    core = next(part for part in megatron_sources(path) if part.name == "core")
+    return version_in(core / "package_info.py") or "0"
+
+
 # --------------------------------------------------------------------------------------------------- flags
 
 
@@ -222,7 +229,7 @@ def training_flags(plan: Plan) -> tuple[str, ...]:
     words += ["--use-distributed-optimizer"] if plan.sharded else []
     words += _experts(plan.layout)
     words += _PLAIN_KERNELS + _dtype_flags(plan.dtype) + _device_flags() + _checks(plan)
-    return (*words, *plan.extra)
+    return (*releases.flags(megatron_version(plan.megatron), words), *plan.extra)
 
 
 def _experts(layout: Layout) -> list[str]:
@@ -286,8 +293,9 @@ def _device_flags() -> list[str]:
 
 
 def stock_flags(plan: Plan) -> tuple[str, ...]:
-    instances = ("--num-distributed-optimizer-instances", str(plan.replicas)) if plan.sharded else ()
-    return (*training_flags(plan), *instances)
+    flag = "--num-distributed-optimizer-instances"
+    known = plan.sharded and releases.knows(megatron_version(plan.megatron), flag)
+    return (*training_flags(plan), *((flag, str(plan.replicas)) if known else ()))
 
 
 def plugin_flags(plan: Plan) -> tuple[str, ...]:
@@ -352,7 +360,7 @@ class Rehearsal:
         """
         self._listener.stage(
             "reference",
-            f"the same job unbroken, stock Megatron with {self.plan.replicas} optimizer instances"
+            f"the same job unbroken, stock Megatron {self._instances}"
             if self.plan.sharded
             else "the same job unbroken, stock Megatron without distributed optimizer",
             1,
@@ -409,6 +417,12 @@ class Rehearsal:
         found = tuple(_compared(what, one / step, other / step) for what, one, other, step in places)
         self._listener.done(f"{sum(c.tensors for c in found)} tensors, {sum(c.different for c in found)} different")
         return found
+
+    @property
+    def _instances(self) -> str:
+        """Before there were instances a run without replicas has the same bytes as one with them."""
+        known = releases.knows(megatron_version(self.plan.megatron), "--num-distributed-optimizer-instances")
+        return f"with {self.plan.replicas} optimizer instances" if known else "without replicas"
 
     @property
     def dump(self) -> Path:
@@ -493,6 +507,7 @@ _CPU_MODULES = (
     "mindspeed_tft.on_cpu",
     "mindspeed_tft.platforms",
     "mindspeed_tft.patches.megatron_on_cpu",
+    "mindspeed_tft.patches.megatron_06_on_cpu",
     "mindspeed_tft.patches.apex_on_cpu",
     "mindspeed_tft.patches.megatron_grad_norm",
 )
