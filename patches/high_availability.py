@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from mindspeed_tft.patches import (  # noqa: F401  (importing declares)
+    megatron_06_optimizer,
+    megatron_06_replicas,
+    megatron_06_training,
     megatron_async_save,
     megatron_grad_norm,
     megatron_initialize,

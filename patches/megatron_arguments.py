@@ -17,7 +17,7 @@ from mindspeed_tft import arguments, platforms
 from mindspeed_tft.addresses import is_loopback
 from mindspeed_tft.agent import reboot
 from mindspeed_tft.patches import megatron_layout, megatron_unproved, megatron_unproved_releases, mindspeed
-from mindspeed_tft.patches.groups import PARSER
+from mindspeed_tft.patches.groups import PARSER, SUPPORTED, supported
 from mindspeed_tft.registry import REGISTRY
 from mindspeed_tft.replica import hosts
 from mindspeed_tft.settings import Refused, Settings
@@ -65,7 +65,7 @@ def validate_args(wrapped: Callable[..., Any], _instance: Any, args: Arguments, 
         arguments.or_exit(lambda: check_save(space.save), 0)
     if _rank() == 0 and not reboot.lives(os.environ):  # else the controller of this very job listens there
         arguments.or_exit(lambda: check_port(settings), 0)
-    if space.use_distributed_optimizer:
+    if space.use_distributed_optimizer and hasattr(space, "num_distributed_optimizer_instances"):
         space.num_distributed_optimizer_instances = settings.replicas
     result = wrapped(*args, **kwargs)
     from mindspeed_tft import runtime  # not at the top: with every feature off none of it is even imported
@@ -93,6 +93,7 @@ def check(settings: Settings, space: Any, environ: Any, origin: Mapping[str, str
         Refused: with flag, reason and remedy.
     """
     platforms.look_alike.refuse(settings)
+    _check_release()
     _check_rules(settings)
     _check_layout(settings, space, origin or {})
     _check_checkpoint(space)
@@ -107,6 +108,13 @@ def check(settings: Settings, space: Any, environ: Any, origin: Mapping[str, str
         raise refusal
     _check_network(settings, space, environ)
     _check_hosts(settings, space, environ)
+
+
+def _check_release() -> None:
+    version = REGISTRY.version("megatron") or "of an unknown version"
+    if not supported(version):
+        raise Refused("--enable-high-availability", f"it is not proved exact with megatron-core {version}",
+                      f"use a release in {' or '.join(SUPPORTED)}, or train without it")  # fmt: skip
 
 
 def _check_rules(settings: Settings) -> None:
@@ -182,7 +190,7 @@ def _check_checkpoint(space: Any) -> None:
         raise Refused("--enable-high-availability", "there is no place for a dump, --save is missing", "add --save DIR")
     if space.save_interval is None:
         raise Refused("--save", "Megatron wants to know how often to save as well", "add --save-interval N")
-    if space.ckpt_format not in ("torch", "torch_dist"):
+    if hasattr(space, "ckpt_format") and space.ckpt_format not in ("torch", "torch_dist"):
         raise Refused("--ckpt-format", f"dumps in format {space.ckpt_format!r} are not in this version",
                       "use --ckpt-format torch_dist (Megatron's default) or torch")  # fmt: skip
     names = ("use_gloo_process_groups", "enable_gloo_process_groups")  # the second before 0.17

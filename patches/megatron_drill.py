@@ -17,7 +17,7 @@ from mindspeed_tft import platforms, runtime
 from mindspeed_tft.faults import inject
 from mindspeed_tft.faults.spec import REPAIR_PHASES
 from mindspeed_tft.patches import megatron_kinds, megatron_shards, torch_distributed
-from mindspeed_tft.patches.groups import DRILL
+from mindspeed_tft.patches.groups import DRILL, DRILL_06, DRILL_NEW
 from mindspeed_tft.registry import REGISTRY
 
 Arguments = tuple[Any, ...]
@@ -75,7 +75,8 @@ def finalize_model_grads(wrapped: Callable[..., Any], _instance: Any, args: Argu
     return wrapped(*args, **kwargs)
 
 
-@REGISTRY.wrap(f"{OPTIMIZER}:ChainedOptimizer.get_grad_norm", group=DRILL)
+@REGISTRY.wrap(f"{OPTIMIZER}:ChainedOptimizer.get_grad_norm", **DRILL_NEW)
+@REGISTRY.wrap(f"{OPTIMIZER}:MegatronOptimizer.clip_grad_norm", **DRILL_06)
 def get_grad_norm(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     _reach("clip")
     return wrapped(*args, **kwargs)
@@ -87,12 +88,13 @@ def commit(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs:
     return wrapped(*args, **kwargs)
 
 
-@REGISTRY.wrap(f"{OPTIMIZER}:FP32Optimizer.step_with_ready_grads", group=DRILL)
+@REGISTRY.wrap(f"{OPTIMIZER}:FP32Optimizer.step_with_ready_grads", **DRILL_NEW)
 def fp32_local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     return _local_update(wrapped, instance, args, kwargs)
 
 
-@REGISTRY.wrap(f"{OPTIMIZER}:MixedPrecisionOptimizer.step_with_ready_grads", group=DRILL)
+@REGISTRY.wrap(f"{OPTIMIZER}:MixedPrecisionOptimizer.step", order=1, **DRILL_06)  # where it is one function
+@REGISTRY.wrap(f"{OPTIMIZER}:MixedPrecisionOptimizer.step_with_ready_grads", **DRILL_NEW)
 def local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     return _local_update(wrapped, instance, args, kwargs)
 
@@ -127,6 +129,10 @@ def _local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, k
 
 
 @REGISTRY.wrap(
+    "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer._reset_metadata_and_sync_gather_all_model_params",
+    **DRILL_06,
+)
+@REGISTRY.wrap(
     "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.start_param_sync_for_bucket_group_subset",
     group=DRILL,
     versions=">=0.18",
@@ -140,7 +146,7 @@ def start_param_sync(wrapped: Callable[..., Any], _instance: Any, args: Argument
 @REGISTRY.wrap(
     "megatron.core.distributed.distributed_data_parallel:DistributedDataParallel.start_param_sync",
     group=DRILL,
-    versions="<0.18",
+    versions=">=0.12,<0.18",
     elsewhere="skip",
 )
 def start_param_sync_of_model(

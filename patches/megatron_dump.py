@@ -6,7 +6,6 @@ knowledge (`megatron_torch_format`).
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -59,8 +58,7 @@ def write_part(host: MegatronHost, state: SmallState, sources: dict[str, str], d
         rng = host.partners.of_all(state.step, state.rng, list(staged.values()))
     states = _complete(host, sources, staged)
     _apply(host, state)
-    wanted = importlib.import_module("megatron.training.global_vars").get_args().ckpt_format
-    if wanted == "torch_dist":
+    if host.checkpoint_format() == "torch_dist":
         return megatron_torch_dist.write(host, state, rng, states, directory)
     return megatron_torch_format.write(host, state, rng, states, directory)
 

@@ -22,7 +22,7 @@ from mindspeed_tft.patches.groups import INSTANCES
 from mindspeed_tft.registry import REGISTRY
 from mindspeed_tft.replica.layout import instances
 
-VERSIONS = "<0.13"
+VERSIONS = ">=0.9,<0.13"  # before there were no instances
 Arguments = tuple[Any, ...]
 
 _group: Any = None  # of this rank: one instance, with all its model-parallel ranks

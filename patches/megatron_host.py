@@ -68,6 +68,8 @@ class LockstepError(RuntimeError):
 class MegatronHost:
     """State and actions of this rank. `attach` is called once Megatron has built model and optimizer."""
 
+    put_back = megatron_rollback.PUT_BACK  # the rules for all states that a broken step leaves behind
+
     def __init__(self, platform: Platform, host_name: str | None = None, regroup_seconds: float = 10.0) -> None:
         """`regroup_seconds`: how long one process group may take to be built anew."""
         self.platform = platform
@@ -96,12 +98,34 @@ class MegatronHost:
     ) -> None:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.data, self.validation = data, validation
-        self.rerun_mode = _module("megatron.core.rerun_state_machine").get_rerun_state_machine().get_mode()
+        self.rerun_mode = self._rerun_mode()
         self.partners = megatron_random.Partners(self.rng) if megatron_random.wanted(args()) else None
         self._buffers_of = (-1, {})
         self.buffers = megatron_buffers.Buffers(model)
         self._flops = float(flops)
         self._flops_open = False
+
+    # ------------------------------------------------------------------------------------------- this release
+
+    def _rerun_mode(self) -> Any:
+        return _module("megatron.core.rerun_state_machine").get_rerun_state_machine().get_mode()
+
+    def batches(self) -> Any:
+        """The module that knows the number of micro-batches and the batch size."""
+        return _module("megatron.core.num_microbatches_calculator")
+
+    def checkpoint_format(self) -> str:
+        """torch or torch_dist."""
+        return str(args().ckpt_format)
+
+    def write_checkpoint(self, step: int, train: tuple[Any, ...]) -> None:
+        """Megatron's own checkpoint of `step`, a collective. `train`: the arguments of Megatron's `train`."""
+        flops = args().num_floating_point_operations_so_far
+        _module("megatron.training.checkpointing").save_checkpoint(step, *train[1:4], flops, train[8])
+
+    def end_saves(self) -> None:
+        """Wait for the end of saves in the background, which are the last ones."""
+        _module("megatron.training.async_utils").maybe_finalize_async_save(blocking=True, terminate=True)
 
     # ------------------------------------------------------------------------------------------- who
 
@@ -189,7 +213,7 @@ class MegatronHost:
             self.saved(self._under_way.pop(0))
 
     def stopped(self) -> None:
-        if args().async_save:
+        if in_background():
             megatron_async_save.give_up()
             self._under_way.clear()
 
@@ -277,26 +301,26 @@ class MegatronHost:
     def small_state(self, step: int) -> SmallState:
         if self._given is not None and self._given.step == step:
             return self._given
-        space = args()
-        calculator = _module("megatron.core.num_microbatches_calculator")
-        batch = _mpu().get_data_parallel_world_size() * space.micro_batch_size * calculator.get_num_microbatches()
-        dropped = calculator.get_current_global_batch_size() - calculator.get_current_running_global_batch_size()
         return SmallState(
             step=step,
             rng=self.rng(),
-            counters={
-                "curr_iteration": step - 1,
-                "consumed_train_samples": space.consumed_train_samples,
-                "skipped_train_samples": space.skipped_train_samples,
-                "consumed_valid_samples": space.consumed_valid_samples,
-                "batch": batch,
-                "dropped": dropped,
-            },
+            counters=self.counters(step),
             scheduler=self.scheduler.state_dict(),
             scalers=[_copy(scaler.state_dict()) if scaler is not None else {} for scaler in self.scalers()],
             flops=self._flops,
             buffers=self._buffers(step),
         )
+
+    def counters(self, step: int) -> dict[str, int]:
+        """Of samples, as Megatron's arguments have them now, taken for the end of `step`; and how many samples are a
+        step now, and how many more it passes over."""
+        space, batches = args(), self.batches()
+        samples = {key: int(getattr(space, key)) for key in megatron_rollback.COUNTERS if hasattr(space, key)}
+        batch = _mpu().get_data_parallel_world_size() * space.micro_batch_size * batches.get_num_microbatches()
+        return {**samples, "curr_iteration": step - 1, "batch": batch, "dropped": self._dropped(batches)}
+
+    def _dropped(self, batches: Any) -> int:
+        return int(batches.get_current_global_batch_size() - batches.get_current_running_global_batch_size())
 
     def _buffers(self, step: int) -> dict[str, torch.Tensor]:
         known, found = self._buffers_of
@@ -313,9 +337,10 @@ class MegatronHost:
             **start.counters,
             "curr_iteration": record.step - 1,
             "consumed_train_samples": start.counters["consumed_train_samples"] + batch,
-            "skipped_train_samples": start.counters["skipped_train_samples"] + start.counters["dropped"],
             "consumed_valid_samples": validated,
         }
+        if "skipped_train_samples" in counters:
+            counters["skipped_train_samples"] += start.counters["dropped"]
         scheduler = dict(start.scheduler)
         if not record.skipped:
             scheduler["num_steps"] = start.scheduler["num_steps"] + batch
@@ -371,7 +396,7 @@ class MegatronHost:
         return megatron_dump.write_part(self, state, sources, directory)
 
     def complete(self, step: int, parts: list[str], directory: Path) -> dict[Path, str]:
-        if args().ckpt_format != "torch_dist":
+        if self.checkpoint_format() != "torch_dist":
             return {}
         return megatron_torch_dist.complete(self.checkpoint_directory(directory, step), directory, parts)
 
@@ -541,6 +566,11 @@ class MegatronHost:
                         if torch.is_tensor(value) and value.numel() > 1:
                             _count(storages, value)
         return sum(storages.values()), parameters
+
+
+def in_background() -> bool:
+    """Whether Megatron writes its checkpoints in the background."""
+    return bool(getattr(args(), "async_save", False))
 
 
 def evaluation_samples(step: int) -> int:

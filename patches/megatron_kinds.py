@@ -16,6 +16,7 @@ from typing import Any, Protocol
 
 import torch
 
+from mindspeed_tft.patches.groups import is_06
 from mindspeed_tft.recovery import files
 
 Shard = dict[str, torch.Tensor]
@@ -55,7 +56,13 @@ class Kind(Protocol):
 
 def of(optimizer: Any) -> Kind:
     """The kind of an optimizer of the chain."""
-    return DISTRIBUTED if hasattr(optimizer, "gbuf_ranges") else WHOLE
+    if not hasattr(optimizer, "gbuf_ranges"):
+        return WHOLE
+    if is_06():
+        from mindspeed_tft.patches import megatron_06_kinds  # which is made of this module
+
+        return megatron_06_kinds.DISTRIBUTED
+    return DISTRIBUTED
 
 
 def is_expert(optimizer: Any) -> bool:

@@ -75,8 +75,13 @@ def rewind(host: MegatronHost, step: int, base: Path) -> None:
     _data(host)
     state = host.small_state(step)
     state.rng.update(loaded)
-    for later in (megatron_rollback.rerun_machine, megatron_rollback.random_states, megatron_rollback.parameters):
-        later(host, state)
+    for put_back in host.put_back:
+        if put_back in _AFTER_LOAD:
+            put_back(host, state)
+
+
+# What loading does not do.
+_AFTER_LOAD = (megatron_rollback.rerun_machine, megatron_rollback.random_states, megatron_rollback.parameters)
 
 
 def take_place(host: MegatronHost, state: SmallState) -> None:
@@ -85,7 +90,7 @@ def take_place(host: MegatronHost, state: SmallState) -> None:
         rule(host)
     megatron_rollback.counters(host, state)
     _data(host)
-    for put_back in megatron_rollback.PUT_BACK:
+    for put_back in host.put_back:
         put_back(host, state)
 
 
@@ -101,7 +106,9 @@ def _point_to(host: MegatronHost, step: int, base: Path) -> None:
 def _load(host: MegatronHost, step: int, base: Path) -> None:
     space = _args()
     _forget_counts(host)
-    space.consumed_train_samples = space.skipped_train_samples = space.consumed_valid_samples = 0
+    for key in megatron_rollback.COUNTERS:
+        if key in host.counters(step):
+            setattr(space, key, 0)
     host.scheduler.num_steps = 0  # loading adds to it
     try:
         with _as_a_resume(space, base):

@@ -31,6 +31,10 @@ def _args() -> Any:
     return _module("megatron.training.global_vars").get_args()
 
 
+# What Megatron counts in its arguments; not all releases have all of them.
+COUNTERS = ("curr_iteration", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples")
+
+
 # ------------------------------------------------------------------- what a broken step leaves open, whatever comes
 
 
@@ -111,15 +115,15 @@ def random_states(_host: MegatronHost, state: SmallState) -> None:
     tracker.set_states({name: value.clone() for name, value in rng["rng_tracker_states"].items()})
 
 
-def counters(_host: MegatronHost, state: SmallState) -> None:
+def counters(host: MegatronHost, state: SmallState) -> None:
     """Set absolutely; `train` reads them when it begins again."""
     space = _args()
     space.iteration = state.step
-    for key in ("curr_iteration", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples"):
-        setattr(space, key, state.counters[key])
+    for key in COUNTERS:
+        if key in state.counters:
+            setattr(space, key, state.counters[key])
     space.num_floating_point_operations_so_far = state.flops
-    calculator = _module("megatron.core.num_microbatches_calculator")
-    calculator.update_num_microbatches(space.consumed_train_samples, consistency_check=False)
+    host.batches().update_num_microbatches(space.consumed_train_samples, consistency_check=False)
 
 
 def scheduler_options(host: MegatronHost, state: SmallState) -> None:
@@ -209,7 +213,7 @@ def roll_back(host: MegatronHost, state: SmallState, again: bool) -> None:
         validation_data(host, state)
     for abandon in ABANDON:
         abandon(host)
-    for put_back in PUT_BACK:
+    for put_back in host.put_back:
         put_back(host, state)
 
 
@@ -229,9 +233,10 @@ def forget_first_times(host: MegatronHost) -> None:
 
 
 def _bucket_groups(host: MegatronHost) -> Iterator[Any]:
+    """None in releases whose buckets are reset with the gradients."""
     for chunk in host.model:
-        yield from chunk.bucket_groups
-        yield from chunk.expert_parallel_bucket_groups
+        yield from getattr(chunk, "bucket_groups", ())
+        yield from getattr(chunk, "expert_parallel_bucket_groups", ())
 
 
 def iterators(found: Any) -> list[Any]:

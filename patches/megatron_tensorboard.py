@@ -19,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mindspeed_tft.engine.types import Commit
-from mindspeed_tft.patches.groups import HA
+from mindspeed_tft.patches.groups import HA_ALL
 from mindspeed_tft.recovery.session import Session
 from mindspeed_tft.registry import REGISTRY
 
@@ -32,7 +32,7 @@ _MEASURED = ("-time", "throughput", "energy/gpu", "power/gpu")  # ends of tags
 _LONGEST = 500  # characters of a cause
 
 
-@REGISTRY.wrap(f"{MODULE}:_set_tensorboard_writer", **HA)
+@REGISTRY.wrap(f"{MODULE}:_set_tensorboard_writer", **HA_ALL)
 def set_tensorboard_writer(
     wrapped: Callable[..., Any], _instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:

@@ -68,8 +68,9 @@ def _saves(optimizer: Any) -> bool:
 def arguments(state: SmallState) -> Any:
     """Megatron's arguments as a checkpoint of `state` has them, whatever was counted since."""
     space = copy.copy(_module("megatron.training.global_vars").get_args())
-    for key in ("curr_iteration", "consumed_train_samples", "skipped_train_samples", "consumed_valid_samples"):
-        setattr(space, key, state.counters[key])
+    for key in megatron_rollback.COUNTERS:
+        if key in state.counters:
+            setattr(space, key, state.counters[key])
     return space
 
 

@@ -22,7 +22,7 @@ from mindspeed_tft.patches import (
     megatron_verify,
     torch_distributed,
 )
-from mindspeed_tft.patches.groups import HA
+from mindspeed_tft.patches.groups import HA, HA_ALL
 from mindspeed_tft.platforms import Platform
 from mindspeed_tft.recovery import signals
 from mindspeed_tft.recovery.files import DumpError
@@ -33,7 +33,7 @@ MODULE = "megatron.training.training"
 Arguments = tuple[Any, ...]
 
 
-@REGISTRY.wrap(f"{MODULE}:train", **HA)
+@REGISTRY.wrap(f"{MODULE}:train", **HA_ALL)
 def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """The place that every exception of training reaches, whichever collective or kernel it came out of."""
     session = runtime.session()
@@ -96,7 +96,7 @@ def _exit_if_due(session: Any, args: Arguments) -> None:
         return
     if space.save:
         _save(session, args)
-    importlib.import_module("megatron.training.async_utils").maybe_finalize_async_save(blocking=True, terminate=True)
+    session.host.end_saves()
     torch.distributed.barrier()
     runtime.training_ends()
     raise SystemExit(0)
@@ -104,15 +104,12 @@ def _exit_if_due(session: Any, args: Arguments) -> None:
 
 def _save(session: Any, args: Arguments) -> None:
     """Megatron's own checkpoint of step S, unless it is there. All ranks agree on that first."""
-    host, space, step = session.host, megatron_host.args(), session.record.step
+    host, step = session.host, session.record.step
     if not host.all_agree(host.saved_step() == step):
-        checkpointing = importlib.import_module("megatron.training.checkpointing")
-        checkpointing.save_checkpoint(
-            step, args[1], args[2], args[3], space.num_floating_point_operations_so_far, args[8]
-        )
+        host.write_checkpoint(step, args)
 
 
-@REGISTRY.wrap(f"{MODULE}:train_step", **HA)
+@REGISTRY.wrap(f"{MODULE}:train_step", **HA_ALL)
 def train_step(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     session = runtime.session()
     if session is None:
@@ -193,12 +190,12 @@ def _save_now(session: Any, args: Arguments) -> Path:
 def _end_saves(session: Any) -> None:
     """Wait for the checkpoints that Megatron writes in the background: a hold may last, and what was begun before it
     would be of no use until its end."""
-    if megatron_host.args().async_save:
+    if megatron_host.in_background():
         megatron_async_save.end_all()
     session.link.checkpoint = session.host.last_checkpoint()
 
 
-@REGISTRY.wrap("megatron.training.checkpointing:save_checkpoint", **HA)
+@REGISTRY.wrap("megatron.training.checkpointing:save_checkpoint", **HA_ALL)
 def save_checkpoint(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """Remember which step Megatron has saved to the end: it need not be saved a second time, and can be loaded."""
     session = runtime.session()
@@ -209,14 +206,14 @@ def save_checkpoint(wrapped: Callable[..., Any], _instance: Any, args: Arguments
     session.host.saving(step)
     megatron_verify.forget(session.host, step)
     result = wrapped(*args, **kwargs)
-    if megatron_host.args().async_save:
+    if megatron_host.in_background():
         session.host.save_begun(step)
     else:
         session.host.saved(step)
     return result
 
 
-@REGISTRY.wrap("megatron.training.checkpointing:load_checkpoint", **HA)
+@REGISTRY.wrap("megatron.training.checkpointing:load_checkpoint", **HA_ALL)
 def load_checkpoint(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """A newcomer starts without its peers, and gets its state from them: there is nothing to load, and no step yet.
 
@@ -235,7 +232,7 @@ def load_checkpoint(wrapped: Callable[..., Any], _instance: Any, args: Arguments
     return wrapped(*args, **kwargs)
 
 
-@REGISTRY.wrap(f"{MODULE}:build_train_valid_test_data_loaders", **HA)
+@REGISTRY.wrap(f"{MODULE}:build_train_valid_test_data_loaders", **HA_ALL)
 def build_data_loaders(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """Remember what the data comes from: to go back in it means to begin anew."""
     result = wrapped(*args, **kwargs)
@@ -246,7 +243,7 @@ def build_data_loaders(wrapped: Callable[..., Any], _instance: Any, args: Argume
     return result
 
 
-@REGISTRY.wrap(f"{MODULE}:num_floating_point_operations", **HA)
+@REGISTRY.wrap(f"{MODULE}:num_floating_point_operations", **HA_ALL)
 def num_floating_point_operations(
     wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]
 ) -> Any:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from mindspeed_tft.patches import megatron_unproved
+from mindspeed_tft.patches import megatron_06_unproved, megatron_unproved
 from mindspeed_tft.patches.megatron_unproved import Unproved
 from mindspeed_tft.registry.versions import fits
 
@@ -24,8 +24,9 @@ def _any_size(value: Any) -> bool:
 
 
 IN_RELEASES: tuple[Older, ...] = (
+    Older(megatron_06_unproved.VERSIONS, megatron_06_unproved.UNPROVED),
     Older(
-        "<0.13",
+        ">=0.12,<0.13",
         (
             Unproved(
                 "num_experts",

@@ -60,7 +60,7 @@ def check_versions() -> Iterator[Finding]:
             "no Megatron is installed or on PYTHONPATH",
             "install megatron-core, or set PYTHONPATH to your checkout as the training does",
         )
-    elif fits(megatron, groups.MEGATRON):
+    elif groups.supported(megatron):
         yield green("megatron", f"megatron-core {megatron}, one of those that are proved ({groups.RELEASES})")
     else:
         yield red(

@@ -78,7 +78,7 @@ class Comparison:
     values: int = 0  # plain Python values
     files: int = 0
     different: int = 0
-    padding: int = 0  # elements left out because they belong to no parameter; only format torch_dist saves such
+    padding: int = 0  # elements left out because they belong to no parameter
     first_difference: str | None = None
     differences: list[str] = field(default_factory=list)
 
@@ -329,7 +329,22 @@ def _compare_file(result: Comparison, name: str, a: Path, b: Path) -> None:
         except Exception as error:  # a damaged pickle raises nearly anything; whatever it is, it is a difference
             result.differ(name, f"{path} cannot be read: {type(error).__name__}: {error}")
             return
+    result.padding += max(_clear_padding(content) for content in loaded)
     compare_values(result, name, loaded[0], loaded[1])
+
+
+def _clear_padding(content: Any) -> int:
+    """Set to zero what the optimizer's file of older releases (core_r0.6.0) has behind the last parameter of a bucket:
+    nobody has written there. Returns the number of such elements."""
+    found = 0
+    unpadded = content.get("per_bucket_numel_unpadded", ()) if isinstance(content, dict) else ()
+    for buffer, of_buffer in enumerate(unpadded):
+        for dtype, numbers in of_buffer.items():
+            for tensors in content[buffer][dtype].values():
+                for tensor, numel in zip(tensors, numbers, strict=True):
+                    tensor[numel:] = 0
+                    found += tensor[numel:].numel()
+    return found
 
 
 def _compare_tensor(result: Comparison, where: str, a: torch.Tensor, b: torch.Tensor) -> None:

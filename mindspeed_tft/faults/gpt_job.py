@@ -138,10 +138,8 @@ def average_loss(loss_mask: Any, output: Any) -> tuple[Any, dict[str, Any]]:
 
 
 def _loss_func() -> Callable[..., Any]:
-    """Since Megatron can weigh by tokens (0.8), it wants to know their number."""
-    from megatron.training import get_args
-
-    return loss_func if hasattr(get_args(), "calculate_per_token_loss") else average_loss
+    """Since Megatron can weigh by tokens it wants to know their number."""
+    return loss_func if _release() >= (0, 8) else average_loss
 
 
 def _virtual_stage(model: Any) -> int | None:
@@ -245,17 +243,15 @@ def _tokenizer(args: Any) -> Any:
 def _keep_built_helpers() -> None:
     """Wheels bring no Makefile: where the dataset helpers are built, they are not built again. Up to 0.7 mock data
     needs none."""
-    from megatron.core.datasets import utils
-    from megatron.core.datasets.gpt_dataset import GPTDatasetConfig
+    if _release() < (0, 8) or importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None:
+        from megatron.core.datasets import utils
 
-    built = importlib.util.find_spec("megatron.core.datasets.helpers_cpp") is not None
-    if built or "mock" in inspect.signature(GPTDatasetConfig).parameters:
         utils.compile_helpers = lambda: None
 
 
 def _bound_mock_tokens() -> None:
     """Before 0.17 the ids of mock data run up to its sequence length, 4096, whatever the vocabulary."""
-    if _release() < (0, 17):
+    if (0, 8) <= _release() < (0, 17):
         from megatron.core.datasets.gpt_dataset import MockGPTLowLevelDataset
 
         MockGPTLowLevelDataset.max_sequence_length = _MOCK_TOKENS
