@@ -219,10 +219,10 @@ def give_to_holders(gradients: torch.Tensor, mine: Instance, whole: Any) -> None
 
 def _counted(optimizer: Any) -> Iterator[bool]:
     """Of each stock slice, whether Megatron counts it into the norm."""
-    from_module = importlib.import_module("megatron.core.transformer.module").param_is_not_shared
-    parallel = importlib.import_module("megatron.core.tensor_parallel").param_is_not_tensor_parallel_duplicate
+    not_shared = importlib.import_module("megatron.core.transformer.module").param_is_not_shared
+    first = importlib.import_module("megatron.core.tensor_parallel").param_is_not_tensor_parallel_duplicate
     for each in optimizer.tft_stock:
-        yield from_module(each.parameter) and parallel(each.parameter)
+        yield not_shared(each.parameter) and first(each.parameter)
 
 
 @REGISTRY.wrap(f"{OPTIMIZER}.get_main_grads_for_grad_norm", **HA_06)

@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from mindspeed_tft import runtime
-from mindspeed_tft.patches import megatron_training
+from mindspeed_tft.patches import megatron_rerun, megatron_training
 from mindspeed_tft.patches.groups import HA_06
 from mindspeed_tft.patches.megatron_06_host import MegatronHost06
+from mindspeed_tft.recovery.session import WrongNumbers
 from mindspeed_tft.registry import REGISTRY
 
 MODULE = "megatron.training.training"
@@ -68,3 +69,16 @@ def train_step(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwa
             look=lambda: megatron_training.look_for_signal(session),
         )
     return wrapped(*args, **kwargs)
+
+
+@REGISTRY.wrap("megatron.core.distributed.param_and_grad_buffer:Bucket.start_grad_sync", order=1, **HA_06)
+def start_grad_sync(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
+    """Megatron looks for numbers that went wrong before it reduces gradients: as `megatron_rerun` for newer releases."""
+    if megatron_rerun.repairs() is None:
+        return wrapped(*args, **kwargs)
+    try:
+        return wrapped(*args, **kwargs)
+    except AssertionError as exc:
+        if "NaN" in str(exc):
+            raise WrongNumbers(str(exc), mine=True) from exc
+        raise

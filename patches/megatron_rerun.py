@@ -20,7 +20,7 @@ MODULE = "megatron.core.rerun_state_machine"
 Arguments = tuple[Any, ...]
 
 
-def _repairs() -> Any:
+def repairs() -> Any:
     """The session of a rank whose faults are repaired online; else None."""
     session = runtime.session()
     if session is None or not runtime.online() or not session.link.connected:
@@ -38,7 +38,7 @@ def should_checkpoint_and_exit(
     if not result[1] or session is None:
         return result
     completed = session.record.step - 1  # the step that wrong numbers were found in is not committed
-    way_back = _repairs() is not None and any(step < completed for step in session.host.checkpoints())
+    way_back = repairs() is not None and any(step < completed for step in session.host.checkpoints())
     if not session.host.all_agree(way_back):
         return result
     text = f"wrong numbers in step {completed + 1}: Megatron's rerun would end the job with exit status {result[2]}"
@@ -49,7 +49,7 @@ def should_checkpoint_and_exit(
 def validate_result(wrapped: Callable[..., Any], instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
     """Without the rerun (`--rerun-mode disabled`) a wrong result is an error at once, on the rank that has it."""
     disabled = instance.get_mode() == importlib.import_module(MODULE).RerunMode.DISABLED
-    if not disabled or _repairs() is None:
+    if not disabled or repairs() is None:
         return wrapped(*args, **kwargs)
     try:
         return wrapped(*args, **kwargs)

@@ -1,0 +1,131 @@
+"""Megatron core_r0.6.0 (a checkout, TFT_MEGATRON_PATH): replicas that are ours, and on them dump, retry and recover.
+
+The unbroken run is stock Megatron without replicas, as this release has none: replicas must not change a byte.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from mindspeed_tft.faults import compare, gpt_job, jobs, rehearsal
+from mindspeed_tft.faults.spec import parse_layout
+from mindspeed_tft.patches.groups import MEGATRON_06
+from mindspeed_tft.registry.versions import fits, version_in
+
+from .conftest import Drilled, Quiet
+
+CHECKOUT = Path(os.environ.get("TFT_MEGATRON_PATH", ""))
+
+
+def _why_not() -> str:
+    if not os.environ.get("TFT_MEGATRON_PATH"):
+        return "TFT_MEGATRON_PATH names no checkout of Megatron core_r0.6.0"
+    source = CHECKOUT / "megatron" / "core" / "package_info.py"
+    found = version_in(source) if source.is_file() else None
+    if found is None or not fits(found, MEGATRON_06):
+        return f"the checkout at TFT_MEGATRON_PATH is Megatron {found or 'of an unknown version'}, not core_r0.6.0"
+    return ""
+
+
+pytestmark = [pytest.mark.megatron, pytest.mark.full, pytest.mark.skipif(bool(_why_not()), reason=_why_not())]
+
+DTYPES = ("fp32", "bf16", "fp16")
+
+
+def _unbroken(plan: rehearsal.Plan, references: Path, work: Path) -> tuple[Path, Path, str]:
+    """(save directory of the stock run, that of a run with the plugin and no fault, its log)."""
+    made = rehearsal.Rehearsal(plan, work, references, Quiet())
+    stock = made.reference()
+    flags = (gpt_job.WITH_PLUGIN, *rehearsal.plugin_flags(plan), "--save", str(work / "save"), "--save-interval", "3")
+    command = jobs.torchrun(jobs.Size(plan.layout.world_size), rehearsal.PROGRAM, flags)
+    environ = {"PYTHONPATH": str(plan.megatron)}
+    ended = jobs.run(jobs.Job("unbroken", command, work / "unbroken.log", 150, environ))
+    assert (ended.returncode, ended.leftover) == (0, ()), ended.tail(60)
+    return stock, work / "save", ended.log.read_text()
+
+
+def _different(stock: Path, own: Path, steps: int) -> int:
+    """Values that differ in the periodic checkpoints and in the last one."""
+    different = 0
+    for step in range(3, steps + 1, 3):
+        found = compare.compare_checkpoints(stock / f"iter_{step:07d}", own / f"iter_{step:07d}")
+        assert found.tensors > 30 and found.bytes > 1_000_000
+        different += found.different
+    return different
+
+
+@pytest.mark.parametrize(
+    ("layout", "dtype", "replicas", "flags"),
+    [
+        ("dp4", "fp32", 2, ()),
+        ("dp4", "bf16", 4, ("--overlap-grad-reduce",)),
+        ("dp4", "fp16", 2, ()),
+        ("tp2dp2", "bf16", 2, ()),
+        ("pp2dp2", "fp32", 2, ()),
+    ],
+)
+def test_replicas_change_no_byte(
+    references: Path, tmp_path: Path, layout: str, dtype: str, replicas: int, flags: tuple[str, ...]
+) -> None:
+    plan = rehearsal.Plan(
+        layout=parse_layout(layout), faults=(), dtype=dtype, replicas=replicas, megatron=CHECKOUT, extra=flags
+    )
+    stock, own, log = _unbroken(plan, references, tmp_path)
+    assert _different(stock, own, plan.steps) == 0
+    assert f"N = {replicas}" in log
+
+
+@pytest.mark.parametrize(
+    ("module", "spoiled"),
+    [
+        # Holders that keep their own, unreduced gradients outside of what they reduced themselves.
+        ("megatron_06_replicas", "give_to_holders = lambda *_args: None"),
+        # A norm to which each shard adds as often as it has holders.
+        ("megatron_06_replicas", "_stock_slices = (lambda of: lambda *args: 2 * of(*args))(module._stock_slices)"),
+    ],
+    ids=["not exchanged", "counted twice"],
+)
+def test_control_a_replica_that_is_not_exact_is_found_out(
+    spoil: Callable[..., None], references: Path, tmp_path: Path, module: str, spoiled: str
+) -> None:
+    spoil(module, spoiled)
+    plan = rehearsal.Plan(layout=parse_layout("dp4"), faults=(), megatron=CHECKOUT)
+    stock, own, _ = _unbroken(plan, references, tmp_path)
+    assert _different(stock, own, plan.steps) > 0
+
+
+# ------------------------------------------------------------------------------------------------ faults
+
+
+def _assert_exact(found: Drilled, preset: str, faults: tuple[str, ...]) -> None:
+    report = found.report
+    assert (found.status, report["verdict"], report["reasons"]) == (0, "exact", []), found.output
+    assert sorted(report["faults_fired"]) == sorted(faults) and report["strategy"] == preset
+    assert (report["steps_lost"], report["compared"]["different"], report["processes_left_behind"]) == (0, 0, [])
+    assert {entry["what"] for entry in report["comparisons"]} == ({"dump", "end"} if preset == "dump" else {"end"})
+    assert all(entry["tensors"] > 30 and entry["bytes"] > 1_000_000 for entry in report["comparisons"])
+
+
+@pytest.mark.parametrize(
+    ("preset", "layout", "dtype", "faults", "flags"),
+    [
+        ("dump", "dp4", "fp32", ("kill@1:7:backward",), ()),
+        ("dump", "dp4", "bf16", ("exc@0:7:update",), ("--overlap-grad-reduce",)),
+        ("dump", "tp2dp2", "fp16", ("kill@3:7:commit",), ()),
+        ("dump", "pp2dp2", "fp32", ("kill@2:7:param-gather",), ()),
+        ("retry", "dp4", "fp32", ("uce@1:4:backward", "link@2:7:grad-reduce", "uce@3:9:update"), ()),
+        ("retry", "dp4", "bf16", ("uce@0:5:clip", "uce@2:8:param-gather"), ("--overlap-grad-reduce",)),
+        ("recover", "dp4", "fp32", ("kill@1:5:backward", "kill@2:9:update"), ()),
+        ("recover", "dp4", "bf16", ("kill@0:7:grad-reduce",), ("--overlap-grad-reduce",)),
+    ],
+)
+def test_a_fault_changes_no_byte(
+    drill: Callable[..., Drilled], preset: str, layout: str, dtype: str, faults: tuple[str, ...], flags: tuple[str, ...]
+) -> None:
+    words = [word for fault in faults for word in ("--fault", fault)]
+    place = ("--megatron", str(CHECKOUT), "--layout", layout, "--dtype", dtype, "--preset", preset)
+    _assert_exact(drill(*place, *words, *(["--", *flags] if flags else [])), preset, faults)
