@@ -73,7 +73,7 @@ def train_step(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwa
 
 @REGISTRY.wrap("megatron.core.distributed.param_and_grad_buffer:Bucket.start_grad_sync", order=1, **HA_06)
 def start_grad_sync(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: dict[str, Any]) -> Any:
-    """Megatron looks for numbers that went wrong before it reduces gradients: as `megatron_rerun` for newer releases."""
+    """Megatron looks for wrong numbers before it reduces gradients: as `megatron_rerun` for newer releases."""
     if megatron_rerun.repairs() is None:
         return wrapped(*args, **kwargs)
     try:
