@@ -9,31 +9,21 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+import checkouts
 import pytest
 
 from mindspeed_tft.faults import compare, gpt_job, jobs, rehearsal
 from mindspeed_tft.faults.spec import parse_layout
 from mindspeed_tft.patches.groups import MEGATRON_06
-from mindspeed_tft.registry.versions import fits, version_in
 
 from .conftest import Drilled, Quiet
 
-CHECKOUT = Path(os.environ.get("TFT_MEGATRON_PATH", ""))
+pytestmark = [pytest.mark.megatron, pytest.mark.full]
 
 
-def _why_not() -> str:
-    if not os.environ.get("TFT_MEGATRON_PATH"):
-        return "TFT_MEGATRON_PATH names no checkout of Megatron core_r0.6.0"
-    source = CHECKOUT / "megatron" / "core" / "package_info.py"
-    found = version_in(source) if source.is_file() else None
-    if found is None or not fits(found, MEGATRON_06):
-        return f"the checkout at TFT_MEGATRON_PATH is Megatron {found or 'of an unknown version'}, not core_r0.6.0"
-    return ""
-
-
-pytestmark = [pytest.mark.megatron, pytest.mark.full, pytest.mark.skipif(bool(_why_not()), reason=_why_not())]
-
-DTYPES = ("fp32", "bf16", "fp16")
+@pytest.fixture
+def checkout() -> Path:
+    return checkouts.megatron(MEGATRON_06)
 
 
 def _unbroken(plan: rehearsal.Plan, references: Path, work: Path) -> tuple[Path, Path, str]:
@@ -42,7 +32,8 @@ def _unbroken(plan: rehearsal.Plan, references: Path, work: Path) -> tuple[Path,
     stock = made.reference()
     flags = (gpt_job.WITH_PLUGIN, *rehearsal.plugin_flags(plan), "--save", str(work / "save"), "--save-interval", "3")
     command = jobs.torchrun(jobs.Size(plan.layout.world_size), rehearsal.PROGRAM, flags)
-    environ = {"PYTHONPATH": str(plan.megatron)}
+    found = (str(plan.megatron), os.environ.get("PYTHONPATH", ""))
+    environ = {"PYTHONPATH": os.pathsep.join(place for place in found if place)}
     ended = jobs.run(jobs.Job("unbroken", command, work / "unbroken.log", 150, environ))
     assert (ended.returncode, ended.leftover) == (0, ()), ended.tail(60)
     return stock, work / "save", ended.log.read_text()
@@ -69,10 +60,15 @@ def _different(stock: Path, own: Path, steps: int) -> int:
     ],
 )
 def test_replicas_change_no_byte(
-    references: Path, tmp_path: Path, layout: str, dtype: str, replicas: int, flags: tuple[str, ...]
+    checkout: Path, references: Path, tmp_path: Path, layout: str, dtype: str, replicas: int, flags: tuple[str, ...]
 ) -> None:
     plan = rehearsal.Plan(
-        layout=parse_layout(layout), faults=(), dtype=dtype, replicas=replicas, megatron=CHECKOUT, extra=flags
+        layout=parse_layout(layout),
+        faults=(),
+        dtype=dtype,
+        replicas=replicas,
+        megatron=checkout,
+        extra=flags,
     )
     stock, own, log = _unbroken(plan, references, tmp_path)
     assert _different(stock, own, plan.steps) == 0
@@ -90,10 +86,10 @@ def test_replicas_change_no_byte(
     ids=["not exchanged", "counted twice"],
 )
 def test_control_a_replica_that_is_not_exact_is_found_out(
-    spoil: Callable[..., None], references: Path, tmp_path: Path, module: str, spoiled: str
+    spoil: Callable[..., None], checkout: Path, references: Path, tmp_path: Path, module: str, spoiled: str
 ) -> None:
     spoil(module, spoiled)
-    plan = rehearsal.Plan(layout=parse_layout("dp4"), faults=(), megatron=CHECKOUT)
+    plan = rehearsal.Plan(layout=parse_layout("dp4"), faults=(), megatron=checkout)
     stock, own, _ = _unbroken(plan, references, tmp_path)
     assert _different(stock, own, plan.steps) > 0
 
@@ -124,8 +120,23 @@ def _assert_exact(found: Drilled, preset: str, faults: tuple[str, ...]) -> None:
     ],
 )
 def test_a_fault_changes_no_byte(
-    drill: Callable[..., Drilled], preset: str, layout: str, dtype: str, faults: tuple[str, ...], flags: tuple[str, ...]
+    drill: Callable[..., Drilled],
+    checkout: Path,
+    preset: str,
+    layout: str,
+    dtype: str,
+    faults: tuple[str, ...],
+    flags: tuple[str, ...],
 ) -> None:
     words = [word for fault in faults for word in ("--fault", fault)]
-    place = ("--megatron", str(CHECKOUT), "--layout", layout, "--dtype", dtype, "--preset", preset)
+    place = (
+        "--megatron",
+        str(checkout),
+        "--layout",
+        layout,
+        "--dtype",
+        dtype,
+        "--preset",
+        preset,
+    )
     _assert_exact(drill(*place, *words, *(["--", *flags] if flags else [])), preset, faults)
