@@ -77,14 +77,36 @@ class _Layer(torch.nn.Module):
     """Base of layers that nobody makes."""
 
 
+class _EngineNorm(torch.nn.LayerNorm):
+    """TransformerEngine's layer norm, which this release uses behind the last layer whatever `--transformer-impl` says.
+    It marks its parameters: Megatron then adds up their gradients over tensor-parallel ranks."""
+
+    def __init__(
+        self,
+        hidden_size: int,
+        eps: float = 1e-5,
+        sequence_parallel: bool = False,
+        zero_centered_gamma: bool = False,
+        params_dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> None:
+        if zero_centered_gamma:
+            raise ValueError("on a CPU this norm cannot be centred around zero: leave --apply-layernorm-1p out")
+        super().__init__(hidden_size, eps=eps, dtype=params_dtype)
+        for parameter in self.parameters():
+            parameter.sequence_parallel = sequence_parallel  # type: ignore[attr-defined]
+
+
 def _version(name: str) -> str:
     """An old TransformerEngine, of which nothing is expected."""
     return "0.9.0" if name.replace("_", "-") == "transformer-engine" else importlib.metadata.version(name)
 
 
-_LAYERS = ("LayerNorm", "RMSNorm", "Linear", "LayerNormLinear", "DotProductAttention")
+_LAYERS = ("Linear", "LayerNormLinear", "DotProductAttention")
 _ENGINE = StandIn(
-    _library("transformer_engine", pytorch=types.SimpleNamespace(**dict.fromkeys(_LAYERS, _Layer))),
+    _library(
+        "transformer_engine", pytorch=types.SimpleNamespace(LayerNorm=_EngineNorm, **dict.fromkeys(_LAYERS, _Layer))
+    ),
     "transformer_engine",
 )
 _ITS_VERSION = StandIn(_library("importlib.metadata", version=_version), "transformer_engine")
