@@ -40,7 +40,7 @@ class Instance(NamedTuple):
     """The instance of the distributed optimizer that this rank is in."""
 
     number: int  # among those of the data-parallel list
-    count: int  # of instances, which is the number of holders of a shard
+    copies: int  # instances of that list, which is the number of holders of a shard
     ranks: Any  # its process group
     gloo: Any  # another one, for checkpoints
 
@@ -205,13 +205,13 @@ def give_to_holders(gradients: torch.Tensor, mine: Instance, whole: Any) -> None
     """A bucket of which each rank of `whole` has reduced one slice of d: from it to one of which each rank has the
     slice of d/N that it holds. `gradients`: the bucket, flat, any dtype; written in place. A collective."""
     size = whole.size()
-    length, shards, me = gradients.numel() // size, size // mine.count, whole.rank()
+    length, shards, me = gradients.numel() // size, size // mine.copies, whole.rank()
     own = gradients[me * length : (me + 1) * length]
-    first = me % shards * mine.count  # of the stock shards that this rank holds
-    held = gradients[first * length : (first + mine.count) * length]
-    gives = [length if rank % shards == me // mine.count else 0 for rank in range(size)]
-    takes = [length if first <= rank < first + mine.count else 0 for rank in range(size)]
-    torch.distributed.all_to_all_single(held, own.repeat(mine.count), takes, gives, group=whole)
+    first = me % shards * mine.copies  # of the stock shards that this rank holds
+    held = gradients[first * length : (first + mine.copies) * length]
+    gives = [length if rank % shards == me // mine.copies else 0 for rank in range(size)]
+    takes = [length if first <= rank < first + mine.copies else 0 for rank in range(size)]
+    torch.distributed.all_to_all_single(held, own.repeat(mine.copies), takes, gives, group=whole)
 
 
 # ------------------------------------------------------------------------------------------------ norm
