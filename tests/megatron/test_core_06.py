@@ -6,6 +6,7 @@ The unbroken run is stock Megatron without replicas, as this release has none: r
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -26,11 +27,16 @@ def checkout() -> Path:
     return checkouts.megatron(MEGATRON_06)
 
 
-def _unbroken(plan: rehearsal.Plan, references: Path, work: Path) -> tuple[Path, Path, str]:
-    """(save directory of the stock run, that of a run with the plugin and no fault, its log)."""
+def _unbroken(plan: rehearsal.Plan, references: Path, work: Path, begin: int = 0) -> tuple[Path, Path, str]:
+    """(save directory of the stock run, that of a run with the plugin and no fault, its log). `begin`: the step of the
+    stock run from whose checkpoint it goes on."""
     made = rehearsal.Rehearsal(plan, work, references, Quiet())
     stock = made.reference()
     flags = (gpt_job.WITH_PLUGIN, *rehearsal.plugin_flags(plan), "--save", str(work / "save"), "--save-interval", "3")
+    if begin:
+        shutil.copytree(stock / f"iter_{begin:07d}", work / "load" / f"iter_{begin:07d}")
+        (work / "load" / compare.TRACKER).write_text(str(begin))
+        flags += ("--load", str(work / "load"))
     command = jobs.torchrun(jobs.Size(plan.layout.world_size), rehearsal.PROGRAM, flags)
     found = (str(plan.megatron), os.environ.get("PYTHONPATH", ""))
     environ = {"PYTHONPATH": os.pathsep.join(place for place in found if place)}
@@ -39,10 +45,10 @@ def _unbroken(plan: rehearsal.Plan, references: Path, work: Path) -> tuple[Path,
     return stock, work / "save", ended.log.read_text()
 
 
-def _different(stock: Path, own: Path, steps: int) -> int:
-    """Values that differ in the periodic checkpoints and in the last one."""
+def _different(stock: Path, own: Path, steps: int, begin: int = 0) -> int:
+    """Values that differ in the periodic checkpoints after `begin`, of which the one of `steps` is the last."""
     different = 0
-    for step in range(3, steps + 1, 3):
+    for step in range(begin + 3, steps + 1, 3):
         found = compare.compare_checkpoints(stock / f"iter_{step:07d}", own / f"iter_{step:07d}")
         assert found.tensors > 30 and found.bytes > 1_000_000
         different += found.different
@@ -73,6 +79,15 @@ def test_replicas_change_no_byte(
     stock, own, log = _unbroken(plan, references, tmp_path)
     assert _different(stock, own, plan.steps) == 0
     assert f"N = {replicas}" in log
+
+
+def test_a_run_with_replicas_goes_on_from_a_checkpoint_without(
+    checkout: Path, references: Path, tmp_path: Path
+) -> None:
+    plan = rehearsal.Plan(layout=parse_layout("dp4"), faults=(), dtype="bf16", megatron=checkout)
+    stock, own, _ = _unbroken(plan, references, tmp_path, begin=6)
+    assert not (own / "iter_0000006").exists()
+    assert _different(stock, own, plan.steps, begin=6) == 0
 
 
 @pytest.mark.parametrize(
