@@ -26,7 +26,7 @@ from mindspeed_tft.patches import (  # noqa: F401  (importing declares)
     megatron_drill,
     torch_elastic,
 )
-from mindspeed_tft.patches.groups import MEGATRON
+from mindspeed_tft.patches.groups import MEGATRON, SUPPORTED
 from mindspeed_tft.registry import REGISTRY, PatchError, Registry, Row, Sources
 from mindspeed_tft.registry.versions import fits, folders_of, version_in
 
@@ -87,8 +87,9 @@ def _assert_supported(rows: Iterable[Row], version: str) -> None:
     assert outside and all(row.state == "skipped" and f"this is {version}" in row.detail for row in outside)
 
 
-def test_every_target_is_there_in_the_checkout_that_is_named() -> None:
-    checkout = checkouts.megatron(MEGATRON)
+@pytest.mark.parametrize("versions", SUPPORTED)
+def test_every_target_is_there_in_the_checkout_that_is_named(versions: str) -> None:
+    checkout = checkouts.megatron(versions)
     version = checkouts.release(checkout)
     rows = survey(sources_of(checkout / "megatron"), version)
     assert broken(rows, version) == []
