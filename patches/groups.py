@@ -16,7 +16,7 @@ MASTER = "--enable-high-availability"
 # Proved on these; another Megatron is refused at start-up with its version. Widen only together with the drills
 # (tests/megatron/test_checkouts.py). What a release has elsewhere, or lacks, is in `megatron_releases`.
 MEGATRON = ">=0.12.1,<0.20,!=0.13.*,!=0.14.*,!=0.15.*,!=0.16.*"
-RELEASES = "0.12 from 0.12.1 on, 0.17 to 0.19"  # the same, for people
+RELEASES = "core_r0.6.0, 0.12 from 0.12.1 on, 0.17 to 0.19"  # SUPPORTED, for people
 
 MEGATRON_06 = ">=0.6,<0.7"  # core_r0.6.0: modules named megatron_06_*
 SUPPORTED = (MEGATRON_06, MEGATRON)

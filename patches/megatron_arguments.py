@@ -17,7 +17,7 @@ from mindspeed_tft import arguments, platforms
 from mindspeed_tft.addresses import is_loopback
 from mindspeed_tft.agent import reboot
 from mindspeed_tft.patches import megatron_layout, megatron_unproved, megatron_unproved_releases, mindspeed
-from mindspeed_tft.patches.groups import PARSER, SUPPORTED, supported
+from mindspeed_tft.patches.groups import PARSER, RELEASES, supported
 from mindspeed_tft.registry import REGISTRY
 from mindspeed_tft.replica import hosts
 from mindspeed_tft.settings import Refused, Settings
@@ -114,7 +114,7 @@ def _check_release() -> None:
     version = REGISTRY.version("megatron") or "of an unknown version"
     if not supported(version):
         raise Refused("--enable-high-availability", f"it is not proved exact with megatron-core {version}",
-                      f"use a release in {' or '.join(SUPPORTED)}, or train without it")  # fmt: skip
+                      f"use {RELEASES}, or train without it")  # fmt: skip
 
 
 def _check_rules(settings: Settings) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from mindspeed_tft.patches.groups import SUPPORTED
+from mindspeed_tft.patches.groups import RELEASES
 from mindspeed_tft.patches.megatron_unproved import UNPROVED
 from mindspeed_tft.patches.megatron_unproved_releases import IN_RELEASES
 
@@ -105,8 +105,8 @@ def _releases(rows: ModuleType) -> Iterator[str]:
     proved = ((row.release, row.source, row.proved, _names(row.tests)) for row in rows.RELEASES)
     yield from table(("release", "from", "proved exact", "tests"), proved)
     yield ""
-    yield f"Megatron {' or '.join(SUPPORTED)} is accepted, every other release is"
-    yield "refused at start-up. Options that are proved with 0.19 and not with older releases are refused there:"
+    yield f"Accepted is Megatron {RELEASES}; every other release is refused at start-up."
+    yield "Options that are proved with 0.19 and not with older releases are refused there:"
     yield ""
     lines = [(older.versions, option) for older in IN_RELEASES for option in older.options]
     yield from table(

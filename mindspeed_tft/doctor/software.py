@@ -15,7 +15,6 @@ from mindspeed_tft.doctor.job import Job
 from mindspeed_tft.patches import groups
 from mindspeed_tft.recovery import launcher
 from mindspeed_tft.registry import version_of
-from mindspeed_tft.registry.versions import fits
 
 _MEGATRON = version_of("megatron", file="core/package_info.py", distribution="megatron-core")
 _TORCH = version_of("torch", file="version.py", distribution="torch")
