@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import distributed as dist
 
-from mindspeed_tft.patches import megatron_random
+from mindspeed_tft.patches import megatron_random, megatron_releases
 from mindspeed_tft.patches.megatron_random import Partners
 from mindspeed_tft.recovery import files
 
@@ -51,6 +51,7 @@ class Mpu:
 @pytest.fixture
 def alone(monkeypatch: pytest.MonkeyPatch) -> Partners:
     monkeypatch.setattr(megatron_random, "_mpu", Mpu)
+    monkeypatch.setattr(megatron_releases, "_mpu", Mpu)
     return Partners(_states)
 
 

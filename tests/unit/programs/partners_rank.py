@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import distributed as dist
 
-from mindspeed_tft.patches import megatron_random
+from mindspeed_tft.patches import megatron_random, megatron_releases
 from mindspeed_tft.patches.megatron_random import Partners
 from mindspeed_tft.recovery import random_states
 
@@ -72,7 +72,7 @@ def main() -> None:
     store = dist.TCPStore("127.0.0.1", port, timeout=timedelta(seconds=60))
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world)
     mpu = Mpu(world)
-    megatron_random._mpu = lambda: mpu
+    megatron_random._mpu = megatron_releases._mpu = lambda: mpu
     random.seed(100 + rank)
     partners = Partners(states)
     partners.give(STEP)
