@@ -211,10 +211,17 @@ class Process:
             on_stop=self._on_stop,
             revive=None if self._unavailable else launch.reviver(config, local),
         )
+        device = platforms.select("auto")
+        device.claim_device()
         session = CallbackSession(
-            CallbackHost(info, self.callbacks), link, config.deadlines, self._kind_of_text, self._gate,
+            CallbackHost(info, self.callbacks),
+            link,
+            config.deadlines,
+            lambda text: self.rules.kind(text, self.window, device.name),
+            self._gate,
             self._clean_before_dump,
-        )  # fmt: skip
+            device.share_device,
+        )
         self._session, self._link = session, link
         stacks.offer()
         started = link.start(info, 1.0 if self._unavailable else config.start, bare=self.reborn)
@@ -236,9 +243,6 @@ class Process:
     def _on_stop(self, epoch: int, reason: str) -> None:
         assert self._session is not None
         self._session.come_out(epoch, reason)
-
-    def _kind_of_text(self, text: str) -> str:
-        return self.rules.kind(text, self.window, lambda: platforms.select("auto").name)
 
     def _goodbye(self) -> None:
         if self._link is not None:

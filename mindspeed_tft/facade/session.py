@@ -46,10 +46,12 @@ class CallbackSession(Session[CallbackHost]):
         classify: Callable[[str], str],
         gate: Gate,
         clean_before_dump: bool,
+        share_device: Callable[[], None] = lambda: None,
     ) -> None:
-        """`clean_before_dump`: the clean callback is called before a save as well."""
+        """`clean_before_dump`: the clean callback is called before a save as well. `share_device` makes the device of
+        this rank current on the thread that calls it."""
         super().__init__(host, link, deadlines, resume=lambda _step: "", classify=classify)
-        self.gate, self.clean_before_dump = gate, clean_before_dump
+        self.gate, self.clean_before_dump, self._share_device = gate, clean_before_dump, share_device
         self.completed = 0  # the last step of which this rank knows that it is complete; 0: none in this process
         self.repaired_to = 0  # S of the last recovery, for `tft_get_repair_step`
         self.repair_type = ""  # "retry", "recover", "dump": of the recovery that goes on, or was the last
@@ -103,6 +105,7 @@ class CallbackSession(Session[CallbackHost]):
             log.warning("rank %d: its update did not end in time; it is stopped in the middle", self.info.rank)
         try:
             if self.host.callbacks.train_args is not None and not self._newcomer:
+                self._share_device()
                 self.host.callbacks.call("stop")
         except Exception as exc:
             log.exception("rank %d: the stop callback failed", self.info.rank)

@@ -53,7 +53,7 @@ class Rules:
             raise FacadeError("tft_register_exception_handler: an empty pattern would fit every text")
         self._own[pattern] = (known[state], handler)
 
-    def kind(self, text: str, window: Window, platform: Callable[[], str]) -> str:
+    def kind(self, text: str, window: Window, platform: str) -> str:
         """A kind of `classify.KINDS`. The handler of an own text is called with it, and what it returns is not used."""
         for pattern, kind in TEXTS:
             if pattern in text:
@@ -62,7 +62,7 @@ class Rules:
             if pattern in text:
                 handler(text)
                 return kind
-        return classify.classify(text, platform()).kind
+        return classify.classify(text, platform).kind
 
 
 def _dated(text: str, window: Window) -> str:

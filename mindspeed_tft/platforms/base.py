@@ -78,6 +78,10 @@ class Platform(ABC):
         belongs to a thread, and that of another thread is device 0, which is some other rank's.
         """
 
+    def share_device(self) -> None:  # noqa: B027
+        """Make the device that `claim_device` remembered current on the calling thread, too: for functions of others
+        that run on a thread of ours, and ask for the current device."""
+
     def stop_device(self) -> None:  # noqa: B027
         """Free a main thread that sits in a device operation; called from the control plane's worker thread.
 

@@ -32,6 +32,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch_npu.npu.set_rng_state": ("new_state",),
     "torch_npu.npu.memory_allocated": (),
     "torch_npu.npu.current_device": (),
+    "torch_npu.npu.set_device": ("device",),
     "torch_npu.npu.default_stream": (),
     "torch_npu.npu.set_stream": ("stream",),
     "torch_npu.npu.stop_device": ("device_id",),
@@ -112,6 +113,10 @@ class NpuPlatform(Platform):
 
     def claim_device(self) -> None:
         self._device = int(_call("torch_npu.npu.current_device"))
+
+    def share_device(self) -> None:
+        if self._device is not None:
+            _call("torch_npu.npu.set_device", device=self._device)
 
     def stop_device(self) -> None:
         if self._device is None:

@@ -79,6 +79,9 @@ class FakeTorchNpu:
         def current_device() -> int:
             return self._current()
 
+        def set_device(device: int) -> None:
+            self.set_device(device)
+
         def default_stream(device: Any = None) -> str:
             return f"default stream of {self._current()}"
 
@@ -110,7 +113,7 @@ class FakeTorchNpu:
             return self.moves
 
         names = (is_available, get_device_name, synchronize, get_rng_state, set_rng_state, memory_allocated,
-                 current_device, default_stream, set_stream, stop_device, check_uce_in_memory,
+                 current_device, set_device, default_stream, set_stream, stop_device, check_uce_in_memory,
                  restart_device, _comm_switch_nic)  # fmt: skip
         module: Any = types.ModuleType("torch_npu")
         module.__spec__ = importlib.util.spec_from_loader("torch_npu", None)

@@ -15,8 +15,10 @@ from types import ModuleType
 
 import checkouts
 import pytest
+from typer.testing import CliRunner
 
 from mindspeed_tft.cli.dry_run import INSTALLED
+from mindspeed_tft.cli.main import app
 from mindspeed_tft.patches import megatron_dry_run
 from mindspeed_tft.patches.mindspeed_flags import MINDSPEED
 
@@ -103,10 +105,11 @@ def test_what_is_wrong_is_seen(words: list[str], more: list[str], flag: str, why
 
 
 def test_who_cannot_be_asked(tmp_path: Path) -> None:
-    code, _, errors = ask([], "--megatron", str(tmp_path))
-    assert code == 2 and f"{tmp_path} has no megatron/training/arguments.py; give a checkout" in errors
-    code, _, errors = ask([], "--world-size", "4")
-    assert code == 2 and "add" in errors and "--megatron" in errors
+    result = CliRunner().invoke(app, ["config", "--check", "--megatron", str(tmp_path)])
+    assert result.exit_code == 2
+    assert f"{tmp_path} has no megatron/training/arguments.py; give a checkout" in result.stderr
+    result = CliRunner().invoke(app, ["config", "--check", "--world-size", "4"])
+    assert result.exit_code == 2 and "add" in result.stderr and "--megatron" in result.stderr
 
 
 def test_mindspeed_without_its_torch_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

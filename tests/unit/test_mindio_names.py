@@ -308,7 +308,7 @@ def test_texts_in_their_order() -> None:
     rules.register("PRECISION ERROR", "RS_RETRY", lambda text: said.append(text) or "")
 
     def kind(text: str) -> str:
-        return rules.kind(text, window, lambda: "cpu")
+        return rules.kind(text, window, "cpu")
 
     assert kind("UCE ERROR beside FORCE STOP") == "memory"
     assert kind("FORCE STOP") == "stopped"

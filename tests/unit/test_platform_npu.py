@@ -87,6 +87,19 @@ def test_the_worker_thread_stops_the_device_of_its_rank(fake: FakeTorchNpu, plat
     assert fake.calls == [("npu.stop_device", (DEVICE,))]
 
 
+def test_a_thread_of_ours_takes_the_device_of_its_rank(fake: FakeTorchNpu, platform: NpuPlatform) -> None:
+    seen: list[int] = []
+
+    def ask() -> None:
+        platform.share_device()
+        seen.append(fake.module.npu.current_device())
+
+    on_another_thread(ask)  # nothing is claimed yet, and nothing guessed
+    platform.claim_device()
+    on_another_thread(ask)
+    assert seen == [0, DEVICE]
+
+
 def test_no_device_is_stopped_by_guess(fake: FakeTorchNpu, platform: NpuPlatform) -> None:
     with pytest.raises(RuntimeError, match="call claim_device on the main thread"):
         platform.stop_device()
