@@ -252,6 +252,17 @@ def test_nodes_that_go_are_named_by_their_ranks_and_those_in_place_are_not() -> 
     assert list(stays.machine.signal(in_place, nodes)) == [t.Advised(0.0, "recover", ())]
 
 
+def test_nodes_that_are_to_go_before_it_decides_are_faults_of_all_their_ranks() -> None:
+    client = Client()
+    client.take(client.machine.action(t.Stop(1, (0, 1, 2, 3), "a fault")))
+    client.consult((3, "lost"))
+    client.signal(w.STOP, faults=((3, w.OTHER),))
+    client.consult((3, "lost"))
+    signal = Signal("e", w.GLOBAL, ("on_global_rank", w.FAULT_NODES_EXIT), ((3, w.OTHER),), nodes=(1,))
+    (told,) = client.machine.signal(signal, {0: {0, 1}, 1: {2, 3}})
+    assert told == t.Told(0.0, ((2, "process"), (3, "process")), "ClusterD")
+
+
 def test_results_of_what_did_not_lead_on() -> None:
     for strategy, code, place in (("retry", 405, Place.STOPPED), ("recover", 406, Place.OFFERED)):
         client = Client()
