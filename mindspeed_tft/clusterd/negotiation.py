@@ -64,7 +64,6 @@ class Negotiation:
         self.uuid = ""  # of the event that is under way
         self._unregistered = set(range(world_size))
         self._incident = False  # ranks are stopped
-        self._consult: t.Consult | None = None  # the last one of this incident
         self._known: set[int] = set()  # ranks whose faults ClusterD knows
         self._settled: set[int] = set()  # of these, who is well again: ClusterD tells of all faults of an event, always
         self._done: set[str] = set()  # events that are over
@@ -240,7 +239,8 @@ class Negotiation:
             yield from self._closed(action)
 
     def _asked(self, consult: t.Consult) -> Iterator[Output]:
-        self._consult = consult
+        if self._resumed is not None and consult.step > self._resumed:
+            yield from self._succeeded()  # a step was completed since: this is another event
         if self._saving:
             self._saving, self._strategy, self.place = False, w.DUMP, Place.EXECUTING
             yield t.Advised(0.0, w.DUMP)
@@ -318,7 +318,6 @@ class Negotiation:
 
     def _forget(self) -> None:
         """The event is over."""
-        self._consult = None
         self._known.clear()
         self._settled.clear()
         self._offering = self._saving = False

@@ -87,14 +87,14 @@ class Counsel:
 
     # ------------------------------------------------------------------------------------------------ what is asked
 
-    def ask(self, possible: tuple[str, ...], failed: str, why: str) -> None:
+    def ask(self, possible: tuple[str, ...], failed: str, why: str, furthest: int) -> None:
         """Have it decide; the time that it has does not begin anew while it is asked the same again."""
         self._offered, self.open, self.chosen, self.stale = possible, True, "", False
         if self._until is None:
             self._until = self._desk.now + self._deadlines.consult
         before = f"; {failed} did not lead on: {why}" if failed else ""
         self._desk.note(f"{self._who} is asked to decide, possible are {', '.join(possible)}{before}")
-        self._desk.put(Consult(possible, self._faults(), failed, why))
+        self._desk.put(Consult(possible, self._faults(), failed, why, furthest))
 
     def late(self) -> bool:
         """It does not decide in time: nobody waits for it any more in this incident."""

@@ -87,7 +87,7 @@ class Steering(Stops):
         if self._reboots is not None:
             self._reboots.waiting = False
         found = possible(self._roster, self._reports, self._silent, self._desk, self._repairs, self._reboots)
-        self._counsel.ask(found, failed, why)
+        self._counsel.ask(found, failed, why, self._furthest)
 
     def _give_up(self, why: str) -> None:
         if failed := self._counsel.asks_again():

@@ -382,6 +382,7 @@ class Consult(Action):
     faults: tuple[tuple[int, str], ...]  # (rank, kind), of all that are known
     failed: str = ""  # the strategy that was decided for before, and did not lead on
     why: str = ""
+    step: int = 0  # the last one that is known to be complete somewhere
 
 
 @dataclass(frozen=True)

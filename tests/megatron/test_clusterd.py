@@ -51,6 +51,7 @@ def test_what_it_decides_is_exact(serve: Callable[..., Server], tmp_path: Path, 
     assert compared.tensors > 30 and compared.bytes > 1_000_000 and compared.different == 0
     log = (tmp_path / "broken.log").read_text()
     assert server.cluster.log == ["retry", "retry 0", "recover-in-place", "recover 0"], log[-3000:]
+    assert server.cluster.events == 2
     assert server.cluster.violations == []
     assert [recovery.strategy for recovery in report.evidence.recoveries] == ["retry", "recover"]
 

@@ -180,8 +180,8 @@ class Client:
     def signal(self, kind: str, uuid: str = "e", nodes: dict[int, set[int]] | None = None, **more: Any) -> list[Output]:
         return self.take(self.machine.signal(Signal(uuid, kind, **more), nodes or {}))
 
-    def consult(self, *faults: tuple[int, str], failed: str = "") -> list[Output]:
-        asked = t.Consult(("retry", "recover", "dump", "exit"), faults, failed, "why" if failed else "")
+    def consult(self, *faults: tuple[int, str], failed: str = "", step: int = 7) -> list[Output]:
+        asked = t.Consult(("retry", "recover", "dump", "exit"), faults, failed, "why" if failed else "", step)
         return self.take(self.machine.action(asked))
 
     def to_offer(self) -> None:
@@ -288,6 +288,17 @@ def test_a_fault_that_is_settled_is_no_fault_of_the_rank_that_is_well_again() ->
     assert reports(client.consult((2, "memory"), failed="retry")) == [("RecoverStatus", 405), ("ProcessFault", 0)]
     (told,) = client.signal(w.GLOBAL, faults=((1, w.OTHER), (2, w.MEMORY)))
     assert told == t.Told(0.0, ((2, "memory"),), "ClusterD")
+
+
+def test_a_fault_after_one_more_step_is_another_event() -> None:
+    """Steps may be shorter than the time between two heartbeats."""
+    client = Client()
+    client.to_offer()
+    client.signal(w.CHANGE, strategy="retry")
+    client.take(client.machine.action(t.Recovered("retried", 7, 1, "", 2)))
+    found = client.consult((1, "memory"), step=8)
+    assert reports(found) == [("RecoverStatus", 0), ("ProcessFault", 0)]
+    assert client.machine.place is Place.REPORTED
 
 
 def test_ranks_that_are_not_there_yet_cannot_be_stopped() -> None:
