@@ -38,12 +38,12 @@ def same(job: Job, unbroken: Final) -> None:
 
 
 def test_pause_save_and_resume_without_an_agent(jobs: Jobs, processes: Processes, unbroken: Final) -> None:
-    job = jobs.start(plugin={}, slow=0.25)
+    job = jobs.start(plugin={}, slow=0.8)
     job.wait_for_step(3)
     assert "no dying gasp is possible" in job.log(0) and "no dying gasp is possible" not in job.log(1)
 
     paused = tftctl(processes, job, "pause")["data"]["step"]
-    time.sleep(1.5)  # six steps, if they were not held
+    time.sleep(2.5)  # three steps, if they were not held
     assert steps(job, 0)[-1] == steps(job, 1)[-1] == paused
     held = tftctl(processes, job, "dump")["data"]
     assert held["step"] == paused and Path(held["path"]).is_dir()
@@ -107,7 +107,7 @@ def test_links_are_switched_between_two_steps_and_back(
     links = str(tmp_path / "job0" / "links")
     env = {"MS_TFT_IP": "127.0.0.1", "MS_TFT_PORT": str(free_port())}
     words: dict[str, Any] = {"tft": "{TSP:1}", "env": env, "tsp": True} if tsp else {"plugin": {}}
-    job = jobs.start(links=links, slow=0.3, **words)
+    job = jobs.start(links=links, slow=0.8, **words)
     job.wait_for_step(2)
     paused = tftctl(processes, job, "pause")["data"]["step"]
     moved = tftctl(processes, job, "switch-link", "backup")["data"]
@@ -123,7 +123,7 @@ def test_links_are_switched_between_two_steps_and_back(
 def test_a_link_that_cannot_be_used_is_put_back(
     jobs: Jobs, processes: Processes, unbroken: Final, tmp_path: Path
 ) -> None:
-    job = jobs.start(plugin={}, links=str(tmp_path / "job0" / "links"), refuse=True, slow=0.2)
+    job = jobs.start(plugin={}, links=str(tmp_path / "job0" / "links"), refuse=True, slow=0.6)
     job.wait_for_step(2)
     answer = tftctl(processes, job, "switch-link", "backup", ok=False)
     assert "Link default is put back" in answer["text"]
