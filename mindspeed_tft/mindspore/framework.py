@@ -26,6 +26,8 @@ class Snapshots:
         """`parameters`: MindSpore's, by their names: all that a checkpoint holds."""
         self._parameters = dict(parameters)
         self._kept: dict[int, dict[str, Any]] = {}
+        # numpy has no bfloat16, and MindSpore's own needs a numpy of its own release: its bytes are as good.
+        self._raw = {each.dtype for each in self._parameters.values() if str(each.dtype).lower() == "bfloat16"}
 
     def keep(self, step: int) -> None:
         """Copy them as the state of `step`. Waits for the device; shapes and dtypes are those of the parameters."""
@@ -33,6 +35,9 @@ class Snapshots:
         if len(self._kept) > 1 or step in self._kept:
             room = self._kept.pop(step if step in self._kept else min(self._kept))
         for name, parameter in self._parameters.items():
+            if parameter.dtype in self._raw:
+                room[name] = parameter.get_bytes()
+                continue
             found = parameter.asnumpy()
             if name in room and room[name].shape == found.shape and room[name].dtype == found.dtype:
                 room[name][...] = found
@@ -40,8 +45,17 @@ class Snapshots:
                 room[name] = found.copy()
         self._kept[step] = room
 
+    def tensor(self, name: str, kept: Any) -> Any:
+        """What was kept of a parameter, as a tensor of MindSpore."""
+        import mindspore as ms
+
+        if isinstance(kept, bytes):
+            parameter = self._parameters[name]
+            return ms.Tensor(ms.Tensor.convert_bytes_to_tensor(kept, parameter.shape, parameter.dtype))
+        return ms.Tensor(kept)
+
     def of(self, step: int) -> dict[str, Any]:
-        """The arrays of `step` by their names.
+        """What was kept of `step`, by the names of parameters: arrays, or bytes where numpy lacks the dtype.
 
         Raises:
             DumpError: they were not kept.
@@ -77,8 +91,8 @@ class MindSpore:
     def write(self, step: int, path: Path) -> str:
         import mindspore as ms
 
-        arrays = self._snapshots.of(step)
-        listed = [{"name": name, "data": ms.Tensor(array)} for name, array in arrays.items()]
+        kept = self._snapshots.of(step)
+        listed = [{"name": name, "data": self._snapshots.tensor(name, one)} for name, one in kept.items()]
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.unlink(missing_ok=True)
@@ -88,8 +102,9 @@ class MindSpore:
             found = ms.load_checkpoint(str(path))
         except (OSError, RuntimeError, ValueError) as exc:
             raise files.DumpError(f"cannot write {path}: {exc}") from exc
-        for name, array in arrays.items():
-            if name not in found or found[name].asnumpy().tobytes() != array.tobytes():
+        for name, one in kept.items():
+            wanted = one if isinstance(one, bytes) else one.tobytes()
+            if name not in found or found[name].get_bytes() != wanted:
                 raise files.DumpError(f"{path} does not read back as written: parameter {name}")
         return files.sha256_of(path)
 
