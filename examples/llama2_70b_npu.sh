@@ -49,6 +49,7 @@ PARALLEL=(
   --use-distributed-optimizer --overlap-grad-reduce --distributed-backend nccl  # hccl, by transfer_to_npu's names
 )
 MODEL=(
+  --use-mcore-models  # core_r0.6.0 has others beside them; newer releases only know these
   --num-layers 80 --hidden-size 8192 --ffn-hidden-size 28672 --num-attention-heads 64
   --group-query-attention --num-query-groups 8 --seq-length 4096 --max-position-embeddings 4096
   --swiglu --normalization RMSNorm --norm-epsilon 1e-5 --position-embedding-type rope --disable-bias-linear
@@ -69,10 +70,7 @@ DATA_FLAGS=(
   --tokenizer-model "$(dirname "$DATA")/tokenizer.model"
 )
 # Periodic checkpoints stay: they are what is left when all holders of a shard are lost at once. They may be rarer.
-OUTPUT=(
-  --save "$SAVE" --load "$SAVE" --save-interval 1000 --log-interval 1 --eval-interval 1000 --eval-iters 10
-  --ckpt-format torch  # as scripts of MindSpeed-LLM have it
-)
+OUTPUT=(--save "$SAVE" --load "$SAVE" --save-interval 1000 --log-interval 1 --eval-interval 1000 --eval-iters 10)
 FLAGS=("${PARALLEL[@]}" "${MODEL[@]}" "${TRAINING[@]}" "${DATA_FLAGS[@]}" "${OUTPUT[@]}" "${PROTECTION[@]}" "$@")
 
 if [[ "${DOCTOR:-0}" == 1 ]]; then

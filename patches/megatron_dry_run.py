@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from mindspeed_tft.patches.mindspeed_flags import MINDSPEED
+from mindspeed_tft.registry import REGISTRY
 from mindspeed_tft.settings import Refused
 
 UNKNOWN = "unknown"  # the version of a package that does not tell it
@@ -46,7 +47,7 @@ def look(
         importlib.import_module("mindspeed.megatron_adaptor")
     importlib.import_module("mindspeed_tft.adaptor")
     module = importlib.import_module(MODULE)
-    versions = {"megatron": _version("megatron.core"), "mindspeed": _version("mindspeed") if with_mindspeed else ""}
+    versions = {"megatron": _version("megatron"), "mindspeed": _version("mindspeed") if with_mindspeed else ""}
     try:
         space, rest = _parse(module)
     except Refused as refusal:
@@ -70,9 +71,7 @@ def _plain(refusal: Refused) -> tuple[str, str, str]:
 
 
 def _version(name: str) -> str:
-    """Without the commit that Megatron adds: it is that of whatever repository the current directory is in."""
-    found = getattr(importlib.import_module(name), "__version__", "")
-    return str(found).partition("+")[0] or UNKNOWN
+    return REGISTRY.version(name) or UNKNOWN
 
 
 def _parse(module: Any) -> tuple[argparse.Namespace, list[str]]:
@@ -141,8 +140,6 @@ def _ours(space: argparse.Namespace, environ: Mapping[str, str]) -> list[Refused
 
 def _megatrons(module: Any, space: argparse.Namespace) -> list[Refused]:
     """What Megatron (and MindSpeed) say to the values, each in its own words."""
-    from mindspeed_tft.registry import REGISTRY
-
     said = io.StringIO()
     try:
         with REGISTRY.peeled(), contextlib.redirect_stdout(said):

@@ -79,7 +79,7 @@ def test_a_checkout_with_mindspeed(words: list[str], root: Path) -> None:
     mindspeed = os.environ.get("TFT_MINDSPEED_PATH")
     if not mindspeed:
         pytest.skip("needs a checkout of MindSpeed: set TFT_MINDSPEED_PATH")
-    fake = root / "tests" / "support" / "fake_torch_npu"
+    fake = root / "tests" / "support" / "npu"
     options = ("--megatron", str(megatron), "--mindspeed", mindspeed, "--world-size", str(RANKS))
     code, said, errors = ask(words, *options, path=str(fake))
     flags = sum(word.startswith("--") for word in words)
