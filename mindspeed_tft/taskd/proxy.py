@@ -12,6 +12,7 @@ import dataclasses
 import os
 import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +33,9 @@ _LOOK = 1.0
 class Proxy:
     """A keeper of the relay, on a thread of its own."""
 
-    def __init__(self, door: Path, upstream: tuple[str, int] | None = None) -> None:
-        """`upstream`: address and port of the controller, where they are not those of the job."""
-        self._upstream = upstream
+    def __init__(self, door: Path, upstream: Mapping[str, Any] | None = None) -> None:
+        """`upstream`: `controller_host` and `port` of the controller, where they are not those of the job."""
+        self._upstream = upstream or {}
         self._keeper = keepers.Keeper(door, keepers.RELAY, self._adapt)
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, name="tft-taskd-proxy", daemon=True)
@@ -42,9 +43,7 @@ class Proxy:
         self._thread.start()
 
     def _adapt(self, config: ControlConfig) -> ControlConfig:
-        if self._upstream is None or config.nnodes == 1:
-            return config
-        return dataclasses.replace(config, controller_host=self._upstream[0], port=self._upstream[1])
+        return dataclasses.replace(config, **self._upstream) if config.nnodes > 1 else config
 
     def _run(self) -> None:
         while not self._end.is_set():
@@ -115,11 +114,13 @@ def keep_for_children(job: str) -> None:
         atexit.register(destroy_taskd_proxy)
 
 
-def _upstream(found: words.Config) -> tuple[str, int] | None:
-    if "UpstreamAddr" not in found and "UpstreamPort" not in found:
-        return None
-    address = found.get("UpstreamAddr") or os.environ.get("MASTER_ADDR") or words.LOOPBACK
-    return str(address), words.port(_INIT, "UpstreamPort", found.get("UpstreamPort", words.MANAGER_PORT))
+def _upstream(found: words.Config) -> dict[str, Any]:
+    given: dict[str, Any] = {}
+    if found.get("UpstreamAddr"):
+        given["controller_host"] = str(found["UpstreamAddr"])
+    if "UpstreamPort" in found:
+        given["port"] = words.port(_INIT, "UpstreamPort", found["UpstreamPort"])
+    return given
 
 
 def destroy_taskd_proxy() -> bool:
