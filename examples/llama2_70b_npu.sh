@@ -2,10 +2,8 @@
 # Llama 2 70B with Megatron and MindSpeed on 8 nodes of 16 Ascend NPUs: tensor parallel 8, pipeline parallel 4, data
 # parallel 4.
 #
-# WHAT DOES NOT WORK YET: in this version --enable-high-availability refuses NPUs at start-up, because a rank cannot
-# be taken out of a collective of hccl. So this job ends at once with that reason; PROTECT=0 leaves the plugin's
-# flags out and trains unprotected. The flags are checked (scripts/check_examples.py), so that they hold when the
-# refusal goes.
+# WHAT IS NOT PROVED YET: no NPU was at hand (docs/npu.md says what is proved without one). PROTECT=0 leaves the
+# plugin's flags out and trains unprotected. The flags are checked by scripts/check_examples.py.
 #
 # On each node, with NODE_RANK 0 to 7:
 #   NODE_RANK=0 MASTER_ADDR=node0 DATA=/data/llama SAVE=/shared/llama2-70b examples/llama2_70b_npu.sh

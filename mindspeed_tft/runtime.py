@@ -24,8 +24,10 @@ from mindspeed_tft.control.processor import Processor
 from mindspeed_tft.groups import waiting
 from mindspeed_tft.observe import logs
 from mindspeed_tft.recovery import launcher, signals
+from mindspeed_tft.recovery.halt import Halt
 from mindspeed_tft.recovery.session import Session
 from mindspeed_tft.recovery.stamps import Stamps
+from mindspeed_tft.recovery.window import UpdateWindow
 from mindspeed_tft.registry import REGISTRY
 from mindspeed_tft.replica import holders, hosts, words
 from mindspeed_tft.replica.hosts import Finding
@@ -42,6 +44,7 @@ _settings: Settings | None = None
 _session: Session[MegatronHost] | None = None
 _strategies: tuple[str, ...] = ()
 _measured = False
+_window: UpdateWindow | None = None
 
 
 def session() -> Session[MegatronHost] | None:
@@ -56,6 +59,14 @@ def settings() -> Settings | None:
 def platform() -> Platform:
     """The device that this process trains on."""
     return platforms.select(_settings.tft_platform if _settings is not None else "auto")
+
+
+def window() -> UpdateWindow:
+    """When the last update was, on the clock of this rank's device."""
+    global _window
+    if _window is None:
+        _window = UpdateWindow(platform().moment)
+    return _window
 
 
 def online() -> bool:
@@ -82,6 +93,14 @@ def enable(found: Settings, origin: dict[str, str]) -> None:
     REGISTRY.activate(HIGH_AVAILABILITY)
     REGISTRY.activate(INSTANCES)
     _strategies = found.strategies()
+    if platform().stops:
+        from mindspeed_tft.faults import classify
+        from mindspeed_tft.patches import torch_distributed
+
+        name = platform().name
+        torch_distributed.swap_device_groups(
+            platform().backend, lambda text: classify.classify(text, name).kind == "stopped"
+        )
     if found.enable_worker_reboot:
         _prepare_reboot()
     if os.environ.get("TFT_DRILL_FAULTS"):
@@ -175,11 +194,12 @@ def protect(host: MegatronHost) -> None:
     # Whatever fails here, every rank has a session: the commit is a collective of all, protected or not.
     path, unavailable = _meet(config, rank, local_rank)
     table = _groups()
+    halt = Halt(device.stop_device, device.restart_device)
     stops = logs.Stops(lambda: _session.resumed if _session is not None else 0)
 
     def on_stop(epoch: int, reason: str) -> None:
         stops.heard(epoch)
-        _come_out(table, device, epoch, reason)
+        _come_out(table, halt, epoch, reason)
 
     link = Processor(
         path,
@@ -204,6 +224,7 @@ def protect(host: MegatronHost) -> None:
         resume=lambda _step: launcher.resume_command(save),
         classify=_classifier(_settings),
         stamps=Stamps(host.shards, _settings.tft_shard_hash, device.beside),
+        halt=halt,
     )
     logs.bind(step=lambda: link.step, epoch=lambda: link.stop_epoch, incident=stops.incident)
     signals.catch_endings(_session)
@@ -212,6 +233,8 @@ def protect(host: MegatronHost) -> None:
     atexit.register(_session.stamps.end)
     if started:
         log.info("pid %d is protected: part %s, holds %s", info.pid, info.part, ", ".join(info.holds))
+    if rank == 0 and device.unproved:
+        _say(f"*** {device.unproved} ***")
     if rank == 0:
         _tell_replicas(_settings, host, exposed)
         _warn_of_patience(_settings)
@@ -225,13 +248,14 @@ def _describe(found: Settings, device: Platform) -> dict[str, str]:
     return {**told, "strategies": " ".join(_strategies), "platform": device.name}
 
 
-def _come_out(table: GroupTable, device: Platform, epoch: int, reason: str) -> None:
+def _come_out(table: GroupTable, halt: Halt, epoch: int, reason: str) -> None:
     """Free the main thread, wherever it waits. What was built anew for this stop already is left alone, and so is a
     process that starts for it: it waits for nobody."""
     if table.answered(epoch) or table.answers is not None:
+        halt.passed(epoch)
         return
     table.abort(f"epoch {epoch}: {reason}", epoch)
-    device.stop_device()
+    halt.stop(epoch)
 
 
 def _meet(config: ControlConfig, rank: int, local_rank: int) -> tuple[Path, str]:
@@ -256,7 +280,7 @@ def _classifier(found: Settings) -> Callable[[str], str]:
 
     name = platform().name
     rules = classify.load_rules(Path(found.tft_fault_rules)) if found.tft_fault_rules else ()
-    return lambda text: classify.classify(text, name, rules).kind
+    return lambda text: classify.classify(text, name, rules, window().read()).kind
 
 
 def _groups() -> GroupTable:

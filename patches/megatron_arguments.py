@@ -18,6 +18,7 @@ from mindspeed_tft.addresses import is_loopback
 from mindspeed_tft.agent import reboot
 from mindspeed_tft.patches import megatron_layout, megatron_unproved, megatron_unproved_releases, mindspeed
 from mindspeed_tft.patches.groups import PARSER, RELEASES, supported
+from mindspeed_tft.platforms import Platform
 from mindspeed_tft.registry import REGISTRY
 from mindspeed_tft.replica import hosts
 from mindspeed_tft.settings import Refused, Settings
@@ -205,18 +206,22 @@ def _check_checkpoint(space: Any) -> None:
 
 
 def _check_network(settings: Settings, space: Any, environ: Any) -> None:
-    backend = space.distributed_backend
-    if backend != "gloo":
-        raise Refused("--distributed-backend",
-                      f"a rank cannot be taken out of a collective of {backend} in this version yet, so survivors could"
-                      " not save", "use --distributed-backend gloo, or train without --enable-high-availability"
-                      )  # fmt: skip
+    _check_device(platforms.select(settings.tft_platform), settings, space.distributed_backend, environ)
     hosts = int(environ.get("GROUP_WORLD_SIZE", "1"))
     controller = settings.tft_controller_address or environ.get("TTP_ADDR") or environ.get("MASTER_ADDR", "")
     open_network = hosts > 1 and not is_loopback(controller)  # several "nodes" of one machine need no secrets
     if open_network and not settings.tft_tls_dir and not settings.tft_insecure:
         raise Refused("--tft-tls-dir", f"{hosts} nodes would talk to the controller without authentication",
                       "give a directory with ca.crt, node.crt and node.key, or say --tft-insecure")  # fmt: skip
+
+
+def _check_device(device: Platform, settings: Settings, backend: str, environ: Any) -> None:
+    if why := device.why_no_abort(backend):
+        raise Refused("--distributed-backend", *why)
+    for flag, wanted in (("--enable-hbmfault-repair", settings.enable_hbmfault_repair),
+                         ("--enable-worker-reboot", settings.enable_worker_reboot)):  # fmt: skip
+        if wanted and (why := device.why_no_repair(environ)):
+            raise Refused(flag, *why)
 
 
 def _check_hosts(settings: Settings, space: Any, environ: Any) -> None:

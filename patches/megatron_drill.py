@@ -15,6 +15,7 @@ import torch
 
 from mindspeed_tft import platforms, runtime
 from mindspeed_tft.faults import inject
+from mindspeed_tft.faults.classify import LINK_ERROR
 from mindspeed_tft.faults.spec import REPAIR_PHASES
 from mindspeed_tft.patches import megatron_kinds, megatron_shards, torch_distributed
 from mindspeed_tft.patches.groups import DRILL, DRILL_06, DRILL_NEW
@@ -203,9 +204,12 @@ def _exhaust() -> None:
 
 def _cut() -> str:
     table = torch_distributed.table()
+    for group in table.device_groups():
+        group.break_link(f"{LINK_ERROR[_platform()]} (drill)")
     if not len(table):
         raise RuntimeError("drill: there is no connection that could be cut: only those of gloo are known")
-    return f"{table.cut()} connections cut"  # none, where a stop has just cut them all
+    broken = f", {len(table.device_groups())} groups of the device broken" if table.device_groups() else ""
+    return f"{table.cut()} connections cut{broken}"  # none, where a stop has just cut them all
 
 
 def _flip(chance: random.Random) -> str:

@@ -403,13 +403,13 @@ class MegatronHost:
     # ------------------------------------------------------------------------------------------- repair
 
     def damage(self) -> Damage:
+        self.platform.stop_device()  # what is still under way on it would fail, or use what is hit
         return self.platform.damaged_memory()
 
     def regroup(self, epoch: int, link: str) -> None:
-        self.platform.restart_device()
         if self.platform.switch_link(link, range(torch.distributed.get_world_size())):
             link = ""  # it is the device's own: groups on gloo never left theirs
-        torch_distributed.regroup(epoch, timedelta(seconds=self._regroup_seconds), link)
+        torch_distributed.regroup(epoch, timedelta(seconds=self._regroup_seconds), link, self.platform.rebuild_in_place)
 
     def check_link(self, link: str) -> list[str]:
         return megatron_link.check(self.platform, link)
@@ -525,7 +525,8 @@ class MegatronHost:
         except CommunicationAborted:
             raise
         except Exception:
-            self.saving(step)  # whatever is wrong with it, the next try takes an older one
+            if not torch_distributed.table().aborted.is_set:  # else a device was stopped, in its own words
+                self.saving(step)  # whatever is wrong with it, the next try takes an older one
             raise
         self._saved = {**{saved: place for saved, place in self._saved.items() if saved < step}, step: base}
 

@@ -61,6 +61,7 @@ def _local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, k
     if index is None:
         return wrapped(*args, **kwargs)  # an optimizer outside the training loop
     if session.record.commit is Commit.NONE:
+        runtime.window().begins()
         session.commit()
     session.update_begin(index)
     result = wrapped(*args, **kwargs)

@@ -26,7 +26,7 @@ from mindspeed_tft.patches.groups import HA, HA_ALL
 from mindspeed_tft.platforms import Platform
 from mindspeed_tft.recovery import signals
 from mindspeed_tft.recovery.files import DumpError
-from mindspeed_tft.recovery.session import settle
+from mindspeed_tft.recovery.frames import settle
 from mindspeed_tft.registry import REGISTRY
 
 MODULE = "megatron.training.training"

@@ -2,8 +2,8 @@
 
 Wraps the one function through which `init_process_group` and `new_group` make a group, so that every group that
 Megatron creates is a `SwappableGroup`. Built-in backend names win over registered ones in torch, therefore the name is
-rewritten on the way in and what `get_backend()` reports is restored on the way out. Only names of gloo are touched:
-other backends have an abort of their own.
+rewritten on the way in and what `get_backend()` reports is restored on the way out. Touched are names of gloo, and that
+of a device which can be stopped (`device`): its backend is a plugin of torch, and is built as torch would build it.
 """
 
 from __future__ import annotations
@@ -29,11 +29,73 @@ from mindspeed_tft.registry import REGISTRY
 log = logging.getLogger(__name__)
 
 BACKEND = "tft_gloo"
+DEVICE_BACKEND = "tft_device"
 LOOK = 0.01  # seconds between two looks at the store
 # Texts that gloo's transport puts into the RuntimeError of a failed operation.
 GLOO_ERRORS = ("gloo/transport", "gloo::", "Connection closed by peer", "Connection reset by peer", "Broken pipe")
 
 _table: GroupTable | None = None
+_device = ""  # the backend of this rank's device; "": its groups are left alone
+
+
+def swap_device_groups(backend: str, is_stop: Callable[[str], bool]) -> None:
+    """From now on groups on this backend of the device are swappable too. Before the first of them is made.
+    `is_stop(text)`: whether an error says that the device was stopped, and nothing else.
+
+    Raises:
+        RuntimeError: torch does not know the backend.
+    """
+    import torch.distributed as dist
+
+    global _device
+    if backend.upper() not in dist.Backend._plugins:
+        raise RuntimeError(f"torch knows no backend {backend}: the library of the device did not register it")
+    _device = backend
+    table().is_device_stop = is_stop
+
+    def create(options: Any, backend_options: Any) -> SwappableGroup:
+        group = SwappableGroup(
+            table(), options.store, options.group_rank, options.group_size, options.timeout, options.group_id,
+            device_backend=backend, origin=(options, backend_options),
+        )  # fmt: skip
+        if table().answers is None:
+            group.configure(lambda each: _build_device(each, options))
+        table().add(group)
+        return group
+
+    known = dict(dist.Backend.default_device_backend_map)
+    devices = list(dist.Backend.backend_capability[backend])
+    dist.Backend.register_backend(DEVICE_BACKEND, create, extended_api=True, devices=devices)
+    dist.Backend.default_device_backend_map.update(known)
+
+
+def _build_device(group: SwappableGroup, options: Any) -> Any:
+    """A plain torch group over the device's backend, as torch itself makes it of a plugin."""
+    import torch.distributed as dist
+    from torch._C._distributed_c10d import ProcessGroup
+
+    made = dist.Backend._plugins[group.device_backend.upper()].creator_fn(options, group.origin[1])
+    if isinstance(made, ProcessGroup):
+        return made
+    inner = ProcessGroup(options.store, group.rank(), group.size())
+    inner._set_default_backend(ProcessGroup.BackendType.CUSTOM)
+    for device in dist.Backend.backend_capability[group.device_backend]:
+        inner._register_backend(torch.device(device), ProcessGroup.BackendType.CUSTOM, made)
+    inner._set_group_name(group.group_name)  # type: ignore[arg-type]
+    inner._set_group_desc(group.group_desc)
+    return inner
+
+
+def _device_options(group: SwappableGroup, store: Any) -> Any:
+    """What torch has told the plugin about a group, with another store."""
+    from torch._C._distributed_c10d import PrefixStore, _DistributedBackendOptions
+
+    told, options = group.origin[0], _DistributedBackendOptions()
+    options.store = PrefixStore(f"{group.group_name}/device/", store)
+    options.group_rank, options.group_size = group.rank(), group.size()
+    options.timeout, options.group_id = group.timeout, group.group_name
+    options.global_ranks_in_group = told.global_ranks_in_group  # none for the world
+    return options
 
 
 def table() -> GroupTable:
@@ -60,12 +122,21 @@ def _register(groups: GroupTable) -> None:
     dist.Backend.register_backend(BACKEND, create, extended_api=True, devices=["cpu", "cuda"])
 
 
-def regroup(epoch: int, timeout: timedelta, link: str = "") -> int:
+def regroup(
+    epoch: int,
+    timeout: timedelta,
+    link: str = "",
+    mend: Callable[[Any], bool] = lambda _group: False,
+) -> int:
     """Give every swappable group a new backend for `epoch`, on `link` (see `groups.links`); all ranks of the job call
     it with the same words.
 
     The ranks meet at the job's own store, under the epoch's name: a rank of an older epoch looks elsewhere, so it can
     never join, and its connections are closed. Returns the number of groups.
+
+    `mend(group)`: let the device mend the backend that a group of it has (`Platform.rebuild_in_place`). Only where all
+    ranks have done so do these backends stay: a process that is new has none that could be mended, and where the device
+    of one rank refuses, all ranks build new ones.
 
     Raises:
         RuntimeError: some rank did not come within `timeout` per group, or the store is gone.
@@ -77,7 +148,7 @@ def regroup(epoch: int, timeout: timedelta, link: str = "") -> int:
     _meet(place, epoch, timeout)
 
     table().link = link
-    count = _build_all(epoch, place, timeout)
+    count = _build_all(epoch, place, timeout, lambda groups: _mend_all(groups, mend, place, epoch, timeout))
     c10d._world.pg_coalesce_state.clear()  # an exception inside torch's coalescing manager leaves its list behind
     return count
 
@@ -102,31 +173,73 @@ def move(link: str, epoch: int, timeout: timedelta) -> int:
     return _build_all(epoch, place, timeout)
 
 
-def _build_all(epoch: int, place: Any, timeout: timedelta) -> int:
+def _build_all(
+    epoch: int,
+    place: Any,
+    timeout: timedelta,
+    mend: Callable[[list[SwappableGroup]], bool] = lambda _groups: False,
+) -> int:
     def build(group: SwappableGroup) -> Any:
+        if group.device_backend:
+            return _build_device(group, _device_options(group, place))
         inner = build_gloo(group, place, timeout)
         inner.set_timeout(group.timeout)
         return inner
 
-    return table().rebuild(epoch, build)
+    return table().rebuild(epoch, build, mend)
 
 
-def _meet(place: Any, epoch: int, timeout: timedelta) -> None:
+def _mend_all(
+    groups: list[SwappableGroup], mend: Callable[[Any], bool], place: Any, epoch: int, timeout: timedelta
+) -> bool:
+    """Whether the device has mended the backends of all these groups, on all ranks: they meet once more to say so.
+    Nobody communicates before that, which mending needs as well.
+
+    Raises:
+        CommunicationAborted: a stop of a later epoch came meanwhile.
+        RuntimeError: some rank did not come within `timeout`.
+    """
+    why = _mend_mine(groups, mend)
+    if why:
+        place.add("not mended", 1)
+    _meet(place, epoch, timeout, "mended")
+    others = place.add("not mended", 0)
+    if others:
+        log.warning(
+            "epoch %d: %s; all groups of the device are built anew", epoch, why or f"not mended on {others} ranks"
+        )
+    return not others
+
+
+def _mend_mine(groups: list[SwappableGroup], mend: Callable[[Any], bool]) -> str:
+    """Why not all of them are mended; "" when they are."""
+    for group in groups:
+        if not group.configured:
+            return "this process is new"
+        try:
+            if not mend(group):
+                return f"the device does not mend group {group.group_name}"
+        except Exception as exc:  # whatever the device says: a new backend may work
+            return f"the device cannot mend group {group.group_name} ({type(exc).__name__}: {exc})"
+    return ""
+
+
+def _meet(place: Any, epoch: int, timeout: timedelta, what: str = "here") -> None:
     """Wait until all ranks are about to build their groups: a group that waits for a rank which does not come cannot be
-    interrupted.
+    interrupted. `what`: under which name, where they meet several times.
 
     Raises:
         CommunicationAborted: a stop of a later epoch came meanwhile.
         RuntimeError: some rank did not come within `timeout`.
     """
     world, end = torch.distributed.get_world_size(), time.monotonic() + timeout.total_seconds()
-    if place.add("here", 1) == world:
-        place.set("all", "here")
-    while not place.check(["all"]):
+    if place.add(what, 1) == world:
+        place.set(f"all {what}", what)
+    while not place.check([f"all {what}"]):
         if table().aborted.epoch > epoch:
             raise CommunicationAborted(f"epoch {epoch} was stopped before it was built ({table().aborted.reason})")
         if time.monotonic() > end:
-            raise RuntimeError(f"epoch {epoch}: {place.add('here', 0)} of {world} ranks came to build their groups")
+            raise RuntimeError(f"epoch {epoch}: {place.add(what, 0)} of {world} ranks came to build their groups")
         time.sleep(LOOK)
 
 
@@ -264,6 +377,8 @@ def new_group_helper(wrapped: Callable[..., Any], _instance: Any, args: tuple[An
     import torch.distributed.distributed_c10d as c10d
 
     head, backend, tail = args[:3], args[3], args[4:]
+    if _is_device(str(backend)):
+        return _new_device_group(wrapped, args, kwargs)
     if not _is_gloo(str(backend)):
         return wrapped(*args, **kwargs)
     table()  # registers the backend name with torch
@@ -279,3 +394,21 @@ def _is_gloo(backend: str) -> bool:
     """`gloo`, or torch's own spelling of "gloo for every device" (`cpu:gloo,cuda:gloo`)."""
     names = {part.split(":")[-1] for part in backend.split(",")}
     return names == {"gloo"}
+
+
+def _is_device(backend: str) -> bool:
+    """The device's backend, or torch's own spelling of it (`npu:hccl`)."""
+    return bool(_device) and {part.split(":")[-1] for part in backend.split(",")} == {_device}
+
+
+def _new_device_group(wrapped: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    import torch.distributed as dist
+    import torch.distributed.distributed_c10d as c10d
+
+    result = wrapped(*args[:3], dist.Backend(DEVICE_BACKEND), *args[4:], **kwargs)
+    group = result[0]
+    if isinstance(group, SwappableGroup):
+        c10d._world.pg_map[group] = (_device, c10d._world.pg_map[group][1])
+        devices = dist.Backend.backend_capability[_device]
+        c10d._world.pg_backend_config[group] = ",".join(f"{device}:{_device}" for device in devices)
+    return result

@@ -53,7 +53,7 @@ _MINDCLUSTER = {"RANK": "0", "MASTER_ADDR": "llama-master-0"}
 _MINDSPORE = {"MS_WORKER_NUM": "16", "MS_LOCAL_WORKER": "8", "MS_NODE_RANK": "0", "MS_SCHED_HOST": "10.0.0.1",
               "MS_SCHED_PORT": "8118"}  # fmt: skip
 _SLURM = {"SLURM_JOB_NODELIST": "node[0-3]", "SLURM_NNODES": "4", "SLURM_NODEID": "0", "SLURM_JOB_ID": "1"}
-_HONEST = "WHAT DOES NOT WORK YET"
+_HONEST = "WHAT IS NOT PROVED YET"
 RUNS = (
     Example("pretrain_gpt_cpu.sh", 4, calls=("torchrun",), protected=False),
     Example("pretrain_gpt_cpu.sh", 4, {"PROGRAM": "pretrain_gpt.py"}, calls=("torchrun",),

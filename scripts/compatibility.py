@@ -17,6 +17,7 @@ from typing import Any
 from mindspeed_tft.patches.groups import RELEASES
 from mindspeed_tft.patches.megatron_unproved import UNPROVED
 from mindspeed_tft.patches.megatron_unproved_releases import IN_RELEASES
+from mindspeed_tft.platforms import npu, torch_npu_names
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "compatibility.md"
@@ -40,6 +41,7 @@ def page() -> str:
         *_refused(data("refused").REFUSED),
         *_releases(rows),
         *_states(rows),
+        *_torch_npu(),
     ]
     return "\n".join(lines) + "\n"
 
@@ -138,6 +140,24 @@ def _states(rows: ModuleType) -> Iterator[str]:
         for state in rows.STATES
     )
     yield from table(("state", "put back by", "tests"), lines)
+
+
+def _torch_npu() -> Iterator[str]:
+    """The contract with torch_npu, from the facts that `scripts/torch_npu_names.py` has read from its wheels."""
+    yield ""
+    yield "## Names of torch_npu"
+    yield ""
+    yield "What the [NPU platform](npu.md) calls, with the parameters that it passes, and the releases whose sources"
+    yield "have it so (`tests/unit/test_torch_npu_names.py`)."
+    yield ""
+    names = {**npu.NAMES, **{f"{owner}.{each}": () for owner, methods in npu.METHODS.items() for each in methods}}
+    every = list(torch_npu_names.PYTHON)
+    lines = []
+    for name, parameters in names.items():
+        having = torch_npu_names.having({name: parameters})
+        call = _code(f"{name}({', '.join(parameters)})")
+        lines.append((call, "all of them" if having == every else ", ".join(having)))
+    yield from table(("name", f"releases, of {', '.join(every)}"), lines)
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from mindspeed_tft import platforms
 from mindspeed_tft.agent import reboot
 from mindspeed_tft.doctor.findings import Finding, green, red, yellow
 from mindspeed_tft.doctor.job import Job
@@ -93,14 +94,9 @@ def check_flags(job: Job) -> Iterator[Finding]:
             f"--tft-tls-dir: {job.nodes} nodes would talk to the controller without authentication",
             "give a directory with ca.crt, node.crt and node.key, or say --tft-insecure",
         )
-    for kind, backend in (("hccl", "Ascend NPUs"), ("nccl", "CUDA GPUs")):
-        if job.option("--distributed-backend") == kind:
-            yield red(
-                "flags",
-                f"--distributed-backend {kind}: a rank cannot be taken out of a collective of {backend} in"
-                " this version yet, so --enable-high-availability refuses it",
-                "train without --enable-high-availability there, or use --distributed-backend gloo",
-            )
+    backend = job.option("--distributed-backend")
+    if backend and (why := platforms.select().why_no_abort(backend)):
+        yield red("flags", f"--distributed-backend {backend}: {why[0]}", why[1])
 
 
 def check_environment(job: Job) -> Iterator[Finding]:

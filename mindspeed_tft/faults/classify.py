@@ -33,13 +33,17 @@ PLATFORMS = ("npu", "cuda", "cpu")
 
 # Beside a memory error: the device was asked, and the bad address belongs to no live tensor.
 NO_LIVE_TENSOR = "no live tensor was hit"
-# How an uncorrectable memory error reads on each platform; fault injection raises it with these words.
+# How an uncorrectable memory error, and a broken link, read on each platform; fault injection raises these words.
+LINK_ERROR = {"npu": "SUSPECT REMOTE ERROR"}  # where the connections of a group are the device's own
 MEMORY_ERROR = {"npu": "UCE ERROR", "cuda": "CUDA error: uncorrectable ECC error encountered", "cpu": "UCE ERROR"}
 
 
 @dataclass(frozen=True)
 class Window:
-    """When the last optimizer update of this rank began and ended, on the device's clock; 0: not known."""
+    """When the last optimizer update of this rank began and ended, on the device's clock; 0: not known.
+
+    It begins with the commit: from there on the gradients are final, and other ranks may apply them.
+    """
 
     begin_us: int = 0
     end_us: int = 0
@@ -152,9 +156,10 @@ _NPU = (
     _pattern("memory", r"\berror code(?: is)?\W*507054\b", dated=True),
     *_words("stopped", "FORCE STOP"),
     *_words("link", "HCCL OP RETRY FAILED", "SUSPECT REMOTE ERROR", "UB LINK ERROR", "HCCS LINK ERROR"),
+    *_words("link", "SUSPECT MEM ERROR"),  # of a peer whose memory was read: that one has an error of its own
     # Without the name of a link it must stand alone: "symbolic link error" is the user's.
     _pattern("link", r"(?:^|[:;,\]])\s*LINK\s+ERROR\b"),
-    _pattern("link", r"\berror code(?: is)?\W*(?:507904|507057)\b"),
+    _pattern("link", r"\berror code(?: is)?\W*(?:507904|507055|507056|507057)\b"),
     *_words("precision", "PRECISION ERROR"),
 )
 

@@ -3,6 +3,10 @@
 `SwappableGroup` is what Megatron, DDP buckets and optimizers hold. Below it sits the real group of the current epoch;
 an abort frees every thread that waits in it, and later a new one can be put in its place without anyone noticing that
 the object is still the same. Nothing here decides anything: the control plane calls `GroupTable.abort`.
+
+A group of a device (hccl) is waited for as the device does it: what frees a thread there is the stop of the device, and
+not the abort, which only keeps new communications from being started. Its backend may also stay, and be mended by the
+device itself.
 """
 
 from __future__ import annotations
@@ -89,24 +93,55 @@ class _Work(Work):
 class SwappableGroup(ProcessGroup):
     """Stands for the group of one set of ranks; `configure` gives it a backend, `close` takes it away."""
 
-    def __init__(self, table: GroupTable, store: Any, rank: int, size: int, timeout: timedelta, name: str) -> None:
+    def __init__(
+        self,
+        table: GroupTable,
+        store: Any,
+        rank: int,
+        size: int,
+        timeout: timedelta,
+        name: str,
+        device_backend: str = "",
+        origin: Any = None,
+    ) -> None:
+        """`device_backend`: the name of the backend where it is a device's and not the table's own; `origin`: what it
+        was made from, to be made anew."""
         # The documented overload, with a store, does not call Python overrides; this one is missing in the stubs.
         super().__init__(rank, size)  # type: ignore[call-arg]
         self.table, self._store, self._timeout = table, store, timeout
         self._rank, self._size, self._name, self._desc = rank, size, name, ""
+        self.device_backend, self.origin = device_backend, origin
         self._inner: Any = None
         self._sockets: frozenset[sockets.SocketRef] = frozenset()
+        self._cut = ""  # by a drill: the error of the next communication
 
     def configure(self, build: Callable[[SwappableGroup], Any]) -> None:
         """Put a freshly built backend below; a collective over the group's members."""
+        self._cut = ""
+        if self.device_backend:
+            self._inner = build(self)  # its connections are the device's, and made when they are needed
+            return
         before = sockets.tcp_sockets()
         inner = build(self)
         self._sockets = sockets.tcp_sockets() - before
         self._inner = inner
 
+    @property
+    def configured(self) -> bool:
+        """Whether there is a backend below; that of a newcomer comes with the first regroup."""
+        return self._inner is not None
+
+    def kept(self) -> None:
+        """The device has mended the backend, which stays."""
+        self._cut = ""
+
     def close(self) -> int:
         """Shut the backend's connections; any thread may call. Returns how many were open."""
         return sockets.shut(self._sockets)
+
+    def break_link(self, error: str) -> None:
+        """What a broken link of a device looks like to this rank: its next communication fails with these words."""
+        self._cut = error
 
     def ends(self) -> list[tuple[str, str]]:
         """Local and remote address of each connection of the backend."""
@@ -126,6 +161,10 @@ class SwappableGroup(ProcessGroup):
         except waiting.Interrupted as exc:
             raise CommunicationAborted(f"group {self._name}: stopped ({exc})") from None
         except RuntimeError as exc:
+            if self.device_backend:  # whose errors say more than that a peer is gone, and have to arrive as they are
+                if not self.table.is_device_stop(str(exc)):
+                    raise
+                raise CommunicationAborted(f"group {self._name}: stopped ({self.table.aborted.reason})") from exc
             if self.table.is_connection_error(exc):
                 first = str(exc).splitlines()[0] if str(exc) else type(exc).__name__
                 raise CommunicationAborted(f"group {self._name}: {first}") from exc
@@ -139,6 +178,9 @@ class SwappableGroup(ProcessGroup):
         if (audit := self.table.audit) is not None:
             audit.note(self._name, self._rank, name, (*args, *kwargs.values()))
         kept = self.table.journal.expect(self._name, name, args) if self.table.journal is not None else None
+        if self._cut:
+            raise RuntimeError(self._cut)
+        wait = waiting.wait_on_device if self.device_backend else wait
         work = self.guarded(lambda: getattr(self._inner, name)(*args, **kwargs))
         return _Work(work, self, wait, kept)
 
@@ -163,7 +205,7 @@ class SwappableGroup(ProcessGroup):
     getRank, getSize = rank, size
 
     def name(self) -> str:
-        return self.table.backend_name
+        return self.device_backend or self.table.backend_name
 
     getBackendName = _get_backend_name = name
 
@@ -218,7 +260,8 @@ class SwappableGroup(ProcessGroup):
 
     def _end_coalescing(self, device: torch.device) -> _Work:
         self._note("coalesced")
-        return _Work(self._backend()._end_coalescing(device), self, waiting.wait_on_helper)
+        wait = waiting.wait_on_device if self.device_backend else waiting.wait_on_helper
+        return _Work(self._backend()._end_coalescing(device), self, wait)
 
     def _get_sequence_number_for_group(self) -> int:
         return int(self._backend()._get_sequence_number_for_group())
@@ -228,6 +271,8 @@ class SwappableGroup(ProcessGroup):
         return self.guarded(lambda: self._backend().monitored_barrier(*args, **kwargs))
 
     def abort(self) -> None:
+        if self.device_backend and self._inner is not None:
+            self._inner.abort()
         self.close()
 
     def shutdown(self) -> None:
@@ -269,6 +314,7 @@ class GroupTable:
         self.audit: Audit | None = None  # what was started since the groups were rebuilt; None: nobody wants to know
         self.journal: start_up.Journal | None = None  # of this rank's start-up, for one that takes its place
         self.answers: start_up.Answers | None = None  # of a newcomer, whose groups have no backend yet
+        self.is_device_stop: Callable[[str], bool] = lambda _text: False  # an error that says so and nothing else
         self.link = ""  # that backends are built on (`links`); "": the one that the backend itself chooses
         self._connection_errors = connection_errors
         self._groups: list[SwappableGroup] = []
@@ -301,11 +347,23 @@ class GroupTable:
         """Shut all connections and tell nobody: what a broken link looks like. Returns how many were open."""
         return sum(group.close() for group in self.groups())
 
-    def rebuild(self, epoch: int, build: Callable[[SwappableGroup], Any]) -> int:
+    def device_groups(self) -> list[SwappableGroup]:
+        """Those whose backend is a device's."""
+        return [group for group in self.groups() if group.device_backend]
+
+    def rebuild(
+        self,
+        epoch: int,
+        build: Callable[[SwappableGroup], Any],
+        mend: Callable[[list[SwappableGroup]], bool] = lambda _groups: False,
+    ) -> int:
         """Put a new backend of `epoch` below every group, in the order of their creation, which is the same on all
         members of a group; a collective over all ranks. For the thread that communicates, after `abort`. A failure
         leaves the groups aborted. What is started from then on is noted, until `check_lockstep`. Returns the number of
         groups.
+
+        `mend(groups)` is asked once for the groups of a device, if there are any: whether the device has mended their
+        backends, on all ranks of the job, so that they stay.
 
         Raises:
             CommunicationAborted: a stop of a later epoch came meanwhile.
@@ -315,9 +373,16 @@ class GroupTable:
             self._built = epoch
             groups = list(self._groups)
         self.audit = self.answers = None
-        for group in groups:
+        devices = [group for group in groups if group.device_backend]
+        if devices and mend(devices):
+            for group in devices:
+                group.kept()
+            groups_to_build = [group for group in groups if not group.device_backend]
+        else:
+            groups_to_build = groups
+        for group in groups_to_build:
             _destroy([group.drop()])
-        for group in groups:
+        for group in groups_to_build:
             if self.aborted.epoch > epoch:
                 break
             group.configure(build)

@@ -108,6 +108,15 @@ def _wait_in_slices(work: Any, abort: Abort, until: float) -> None:
             raise Interrupted(abort.reason)
 
 
+def wait_on_device(work: Any, _abort: Abort) -> None:
+    """Wait as the device does it, which is told to stop where this has to end (`Platform.stop_device`).
+
+    For most devices that is no wait at all: later work of the stream waits there, and an error of this communication
+    surfaces wherever the thread looks at a result.
+    """
+    work.wait()
+
+
 _Jobs: TypeAlias = "queue.SimpleQueue[Callable[[], None] | None]"
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # a torch that only looks like it may lack them
 # What a memory error has hit: no live tensor; some tensors (which ones is not asked: all of this rank are replaced);
 # or memory that this process cannot give back, so that nothing on this device can be trusted or repaired.
 Damage = Literal["none", "some", "lost"]
+Reason = tuple[str, str]  # why something cannot be, and the remedy
 
 
 class Platform(ABC):
@@ -30,6 +31,8 @@ class Platform(ABC):
     name: ClassVar[str]  # as in --tft-platform
     backend: ClassVar[str]  # of torch.distributed
     device_type: ClassVar[str]  # of the tensors: torch.device(device_type)
+    unproved: ClassVar[str] = ""  # what the user of this platform has to know of its proof
+    stops: ClassVar[bool] = False  # the device itself frees a thread from a collective of `backend`
     links: ClassVar[tuple[str, ...]] = ()  # that the device has itself; all others are network interfaces of the host
 
     @abstractmethod
@@ -64,12 +67,28 @@ class Platform(ABC):
         device was told to compute until now. None: no such way is proved on this device."""
         return None
 
-    # ------------------------------------------------------- online repair, in the order in which it is asked for
+    def moment(self) -> int:
+        """Microseconds on the clock that the device's errors are dated with, now that all is done which it was told on
+        the current stream (and which is waited for). 0: it has no such clock."""
+        return 0
 
-    def why_no_repair(self, environ: Mapping[str, str]) -> str | None:
-        """At start-up: why this device, with this environment, cannot be repaired online, and the remedy; None when
-        it can."""
+    # ------------------------------------------------------- at start-up: what cannot be, and the remedy
+
+    def why_no_abort(self, backend: str) -> Reason | None:
+        """Why a rank of a job with this `--distributed-backend` cannot be taken out of a collective; None when it
+        can."""
+        if backend == "gloo":
+            return None
+        return (
+            f"a rank cannot be taken out of a collective of {backend} in this version yet, so survivors could not save",
+            "use --distributed-backend gloo, or train without --enable-high-availability",
+        )
+
+    def why_no_repair(self, environ: Mapping[str, str]) -> Reason | None:
+        """Why this device, with this environment, cannot be repaired online; None when it can."""
         return None
+
+    # ------------------------------------------------------- online repair, in the order in which it is asked for
 
     def claim_device(self) -> None:  # noqa: B027  # nothing to do is an answer, here and below
         """Remember the current device of the calling thread as that of this rank.
@@ -83,7 +102,8 @@ class Platform(ABC):
         that run on a thread of ours, and ask for the current device."""
 
     def stop_device(self) -> None:  # noqa: B027
-        """Free a main thread that sits in a device operation; called from the control plane's worker thread.
+        """Free a main thread that sits in a device operation; called from the control plane's worker thread, and by
+        the main thread of a rank whose memory failed, before `damaged_memory`.
 
         Returns when the device has taken the order; the main thread gets an error in its own time. From here until
         `restart_device` every operation on the device fails. Again is harmless.
@@ -107,8 +127,8 @@ class Platform(ABC):
     def restart_device(self) -> None:  # noqa: B027
         """Make a stopped device usable again, and its memory too, with the content of all healthy tensors kept.
 
-        For the main thread of every stopped rank: while the groups of the broken epoch still have their backends, and
-        before new ones are built.
+        For the main thread of every stopped rank, after each stop and before anything else is asked of the device:
+        while the groups of the broken epoch still have their backends, and before new ones are built.
         """
 
     def rebuild_in_place(self, group: ProcessGroup) -> bool:
@@ -144,3 +164,17 @@ class Platform(ABC):
             RuntimeError: the device refuses.
         """
         return False
+
+    # ------------------------------------------------------- a test of the device, while all ranks are held
+
+    def why_no_stress(self, kind: str) -> str | None:
+        """Why the device cannot be put under stress of this kind, and the remedy; None when it can."""
+        return f"{self.name} has no stress test of its own (use the vendor's tools outside the job)"
+
+    def stress(self, kind: str) -> None:
+        """Put this rank's device under stress, for minutes; nothing else runs on it meanwhile.
+
+        Raises:
+            RuntimeError: the device failed, or cannot be tested.
+        """
+        raise RuntimeError(self.why_no_stress(kind))

@@ -6,7 +6,6 @@ processor). It runs on the main thread; the only thing that another thread does 
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
@@ -22,6 +21,8 @@ from mindspeed_tft.engine.types import Commit, Deadlines, LinkState, Order, Orde
 from mindspeed_tft.groups import CommunicationAborted
 from mindspeed_tft.observe import logs
 from mindspeed_tft.recovery import files
+from mindspeed_tft.recovery.frames import release
+from mindspeed_tft.recovery.halt import Halt
 from mindspeed_tft.recovery.hold import Boundary, HoldBroken, Line
 from mindspeed_tft.recovery.host import Host
 from mindspeed_tft.recovery.link import Links
@@ -89,13 +90,16 @@ class Session(Generic[HostT]):
         resume: Callable[[int], str],
         classify: Callable[[str], str] = lambda _text: "exception",
         stamps: Stamps | None = None,
+        halt: Halt | None = None,
     ) -> None:
         """`resume(step)` words the command that resumes from the checkpoint of a step; `classify(text)` names the
-        kind of fault behind the text of an exception; `stamps` are the hashes of this rank's shards, None: without."""
+        kind of fault behind the text of an exception; `stamps` are the hashes of this rank's shards, None: without;
+        `halt` is the device that stops with a stop, None: it is none that does."""
         self.host, self.link, self.deadlines, self._resume, self._classify = host, link, deadlines, resume, classify
         self.info: RankInfo = host.info()
         self.record = StepRecord()
         self.stamps = stamps or Stamps(dict, "never")
+        self._halt = halt
         self._saved: dict[int, dict[str, str]] = {}  # hashes of the shards when a step was saved
         self._unusable: set[int] = set()  # steps of checkpoints from which something else was loaded
         self._fault = ""
@@ -343,11 +347,23 @@ class Session(Generic[HostT]):
                 self._leave(0 if self.link.parked else EXIT_UNDECIDED, why)
             if self.link.stop_epoch != reported:
                 reported = self.link.stop_epoch
+                self._restart_device()
                 self.report()
             order = self.link.next_order(0.2)
             if order is not None and self._carry_out(order):
                 return
         self._leave(EXIT_UNDECIDED, f"rank {self.info.rank}: no decision within the deadline (--tft-deadline)")
+
+    def _restart_device(self) -> None:
+        """Before anything of it is read, or computed by it: an update may have to be finished, a shard to be saved."""
+        if self._halt is None or not self._stopping:
+            return
+        try:
+            self._halt.restart(self.link.stop_epoch, self.deadlines.stop)
+        except Exception as exc:  # whatever a device says
+            log.exception("rank %d: its device does not go on after the stop", self.info.rank)
+            self._damaged, self._fault = True, f"the device does not go on after the stop: {exc}"
+            self.link.fault("device", self._fault, own=True)
 
     def _carry_out(self, order: Order) -> bool:
         """True when training is to go on."""
@@ -574,25 +590,3 @@ def _differing(
         if now != digest and (counted or now.partition(":")[0] != digest.partition(":")[0]):
             return f"shard {shard} has hash {now}, and not the one that {when}, {digest}"
     return ""
-
-
-def settle() -> None:
-    """Take everything that is there before training out of the garbage collector's sight, once.
-
-    Modules, functions and the model live as long as the process. A full collection after a fault would look at each of
-    these objects, in vain, and take most of the time of a rollback.
-    """
-    gc.collect()
-    gc.freeze()
-
-
-def release(exc: BaseException) -> None:
-    """Let go of everything that the frames of a broken step hold: its graph, its activations, and contexts that it
-    left open, whose `finally` must run now and not in the middle of the retried step."""
-    seen: BaseException | None = exc
-    while seen is not None:
-        if seen.__traceback__ is not None:
-            traceback.clear_frames(seen.__traceback__)
-        seen.__traceback__ = None
-        seen = seen.__cause__ or seen.__context__
-    gc.collect()

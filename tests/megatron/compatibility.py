@@ -377,7 +377,7 @@ STATES: tuple[State, ...] = (
     ),
     State(
         "a `no_sync` context that was entered by hand; graph, activations and tracebacks of the broken step",
-        ("recovery.session.release",),
+        ("recovery.frames.release",),
         ("tests/unit/test_replay.py::test_released_frames_run_their_finally_now_and_hold_nothing",),
     ),
     State(

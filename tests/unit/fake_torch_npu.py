@@ -1,8 +1,9 @@
 """A torch_npu that records what it is asked for, over CPU tensors.
 
-It has the names that the platform uses, with the parameters of torch_npu 2.6.0 (the contract test in
-test_platform_npu.py compares them with the real sources), and three habits of the real one that matter: the current
-device belongs to a thread, a stopped device returns a code, and a restart clears what is known of damaged memory.
+It has the names that the platform uses, with the parameters of torch_npu 2.7.1 (test_torch_npu_names.py compares them
+with the real ones), and three habits of the real one that matter: the current device belongs to a thread, a stopped
+device returns a code, and a restart clears what is known of damaged memory. It is for tests in one process; the one
+that trains is in tests/support/fake_torch_npu.
 """
 
 from __future__ import annotations
@@ -13,7 +14,23 @@ import types
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
+
+from mindspeed_tft.platforms import npu
+
+
+class Cann:
+    """The libraries of an installed CANN, and the functions that they have: here nothing loads them."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.has = {library: list(functions) for library, functions in npu.CANN.items()}
+        monkeypatch.setattr(npu, "ctypes", types.SimpleNamespace(CDLL=self.load))
+
+    def load(self, library: str) -> types.SimpleNamespace:
+        if library not in self.has:
+            raise OSError(f"{library}: cannot open shared object file")
+        return types.SimpleNamespace(**dict.fromkeys(self.has[library]))
 
 
 class FakeTorchNpu:
@@ -25,6 +42,8 @@ class FakeTorchNpu:
         self.uce_code = 0  # the answer of check_uce_in_memory
         self.stop_code = 0  # the answer of stop_device
         self.moves = True  # the answer of _comm_switch_nic
+        self.stress_code = 0  # the answer of stress_detect
+        self.clock = 5000  # microseconds
         self.damaged: set[int] = set()  # addresses of storages that are marked unsafe
         self._thread = threading.local()
         self.module = self._build()
@@ -112,11 +131,30 @@ class FakeTorchNpu:
             self._note("npu._comm_switch_nic", ranks, useBackup)
             return self.moves
 
+        def stress_detect(detect_type: str = "aic") -> int:
+            self._note("npu.stress_detect", detect_type)
+            return self.stress_code
+
+        class Event:
+            def __init__(event, enable_timing: bool = False) -> None:
+                self._note("npu.Event", enable_timing)
+
+            def record(event, stream: Any = None) -> None:
+                self._note("npu.Event.record")
+
+            def synchronize(event) -> None:
+                self._note("npu.Event.synchronize")
+
+            def recorded_time(event) -> int:
+                self._note("npu.Event.recorded_time")
+                return self.clock
+
         names = (is_available, get_device_name, synchronize, get_rng_state, set_rng_state, memory_allocated,
                  current_device, set_device, default_stream, set_stream, stop_device, check_uce_in_memory,
-                 restart_device, _comm_switch_nic)  # fmt: skip
+                 restart_device, _comm_switch_nic, stress_detect, Event)  # fmt: skip
         module: Any = types.ModuleType("torch_npu")
         module.__spec__ = importlib.util.spec_from_loader("torch_npu", None)
+        module.__version__ = "2.7.1+fake"
         module.npu = types.SimpleNamespace(**{function.__name__: function for function in names})
         module.npu._recovery = types.SimpleNamespace(update_npu_tensor_to_safe=update_npu_tensor_to_safe)
         module.distributed = types.SimpleNamespace(reinit_process_group=reinit_process_group)

@@ -19,7 +19,7 @@ from mindspeed_tft.platforms.cpu import CpuPlatform
 from mindspeed_tft.platforms.npu import NpuPlatform
 from mindspeed_tft.recovery.hold import NotDone
 from mindspeed_tft.recovery.link import Links
-from tests.unit.fake_torch_npu import FakeTorchNpu
+from tests.unit.fake_torch_npu import Cann, FakeTorchNpu
 
 LOOPBACK = next(name for name, all_ in psutil.net_if_addrs().items() if any(a.address == "127.0.0.1" for a in all_))
 
@@ -69,6 +69,7 @@ def test_groups_that_cannot_be_built_anew_cannot_be_moved(tmp_path: Path) -> Non
 
 def test_the_device_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeTorchNpu()
+    Cann(monkeypatch)
     monkeypatch.setitem(sys.modules, "torch_npu", fake.module)
     with pytest.raises(LinkUnusable, match="hccl knows the links main and backup"):
         megatron_link.check(NpuPlatform(), LOOPBACK)
@@ -78,6 +79,7 @@ def test_the_device_is_asked_first(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_device_with_links_of_its_own_moves_no_group_on_gloo(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Neither there, nor back to how it started, nor when the groups are built anew on that link after a fault."""
     fake, table = FakeTorchNpu(), torch_distributed.table()
+    Cann(monkeypatch)
     fake.set_device(0)
     monkeypatch.setitem(sys.modules, "torch_npu", fake.module)
     monkeypatch.setattr(table, "link", "")

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ast
 import inspect
-import os
 import sys
 import threading
+import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,19 +17,26 @@ import torch.distributed as dist
 
 from mindspeed_tft.faults import classify
 from mindspeed_tft.platforms import npu
-from mindspeed_tft.platforms.npu import NAMES, NpuPlatform
-from tests.unit.fake_torch_npu import FakeTorchNpu
+from mindspeed_tft.platforms.npu import METHODS, NAMES, NpuPlatform
+from mindspeed_tft.recovery.window import UpdateWindow
+from tests.unit.fake_torch_npu import Cann, FakeTorchNpu
 
-SOURCES = "TFT_TORCH_NPU_SOURCES"  # a folder with the folder torch_npu of an unpacked wheel
 DEVICE = 3
 
 
 @pytest.fixture
-def fake(monkeypatch: pytest.MonkeyPatch) -> FakeTorchNpu:
+def fake(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTorchNpu]:
     fake = FakeTorchNpu()
     fake.set_device(DEVICE)
     monkeypatch.setitem(sys.modules, "torch_npu", fake.module)
-    return fake
+    npu._has_clock.cache_clear()
+    yield fake
+    npu._has_clock.cache_clear()
+
+
+@pytest.fixture(autouse=True)
+def cann(monkeypatch: pytest.MonkeyPatch) -> Cann:
+    return Cann(monkeypatch)
 
 
 @pytest.fixture
@@ -181,6 +188,15 @@ def test_a_gloo_group_gets_a_new_backend(fake: FakeTorchNpu, platform: NpuPlatfo
     assert fake.calls == []
 
 
+def test_a_release_that_makes_the_whole_world_anew_is_not_asked_for_one_group(
+    fake: FakeTorchNpu, platform: NpuPlatform, gloo_group: Any
+) -> None:
+    dist.distributed_c10d._world.pg_backend_config[gloo_group] = "npu:hccl"
+    fake.module.distributed.distributed_c10d = types.SimpleNamespace(_reinit_process_group=lambda group: None)
+    assert platform.rebuild_in_place(gloo_group) is False
+    assert fake.calls == []
+
+
 @pytest.mark.parametrize(
     ("config", "in_place"), [("npu:hccl", True), ("hccl", True), ("cpu:gloo,npu:hccl", False), ("npu:lccl", False)]
 )
@@ -239,10 +255,9 @@ def test_links_that_hccl_does_not_have(fake: FakeTorchNpu, platform: NpuPlatform
 
 @pytest.mark.parametrize("value", ["1", " 1", "2", "1x"])
 def test_no_repair_without_the_caching_allocator(fake: FakeTorchNpu, platform: NpuPlatform, value: str) -> None:
-    reason = platform.why_no_repair({"PYTORCH_NO_NPU_MEMORY_CACHING": value})
-    assert reason is not None
-    assert reason.startswith(f"PYTORCH_NO_NPU_MEMORY_CACHING={value} turns the caching allocator off")
-    assert reason.endswith("(unset it)")
+    why = platform.why_no_repair({"PYTORCH_NO_NPU_MEMORY_CACHING": value})
+    assert why is not None and why[1] == "unset it"
+    assert why[0].startswith(f"PYTORCH_NO_NPU_MEMORY_CACHING={value} turns the caching allocator off")
 
 
 @pytest.mark.parametrize("environ", [{}, *({"PYTORCH_NO_NPU_MEMORY_CACHING": value} for value in ("", "0", "no"))])
@@ -254,20 +269,115 @@ def test_each_missing_name_is_told(fake: FakeTorchNpu, platform: NpuPlatform) ->
     fake.remove("npu.stop_device")
     fake.remove("npu._recovery.update_npu_tensor_to_safe")
     fake.remove("distributed")
-    reason = platform.why_no_repair({})
-    assert reason == (
-        "the installed torch_npu does not have torch_npu.npu.stop_device,"
-        " torch_npu.npu._recovery.update_npu_tensor_to_safe, torch_npu.distributed.reinit_process_group"
-        " (install a version that has)"
+    assert platform.why_no_repair({}) == (
+        "the installed torch_npu 2.7.1+fake does not have torch_npu.npu.stop_device,"
+        " torch_npu.npu._recovery.update_npu_tensor_to_safe, torch_npu.distributed.reinit_process_group",
+        "install a torch_npu that has it (known to have it: 2.1.0.post8, 2.1.0.post17, 2.6.0, 2.7.1, 2.14.0)",
     )
 
 
 def test_a_missing_parameter_is_told(fake: FakeTorchNpu, platform: NpuPlatform) -> None:
     fake.replace("npu.restart_device", lambda device_id: None)
-    reason = platform.why_no_repair({})
-    assert reason is not None and "torch_npu.npu.restart_device(rebuild_all_resources)" in reason
+    why = platform.why_no_repair({})
+    assert why is not None and "torch_npu.npu.restart_device(rebuild_all_resources)" in why[0]
     fake.replace("npu.restart_device", lambda *args, **kwargs: None)  # a wrapper does not say what it takes
     assert platform.why_no_repair({}) is None
+
+
+def test_a_function_that_cann_does_not_have_is_told(fake: FakeTorchNpu, platform: NpuPlatform, cann: Cann) -> None:
+    cann.has["libascendcl.so"].remove("aclrtMemUceRepair")
+    assert platform.why_no_abort("hccl") is None  # which needs less
+    assert platform.why_no_repair({}) == (
+        "the installed CANN is too old: its libascendcl.so has no aclrtMemUceRepair",
+        "install a newer CANN",
+    )
+    cann.has["libascendcl.so"].remove("aclrtDeviceTaskAbort")
+    why = platform.why_no_abort("nccl")
+    assert why is not None and "has no aclrtDeviceTaskAbort" in why[0]
+
+
+def test_a_cann_that_cannot_be_asked_is_told(fake: FakeTorchNpu, platform: NpuPlatform, cann: Cann) -> None:
+    cann.has.clear()
+    for why in (platform.why_no_repair({}), platform.why_no_abort("hccl")):
+        assert why is not None and "cannot open shared object file" in why[0]
+        assert why[1] == "source CANN's set_env.sh before the job"
+    assert "libhccl.so cannot be loaded" in (platform.why_no_link("backup") or "")
+
+
+def test_a_rank_comes_out_of_collectives_of_hccl_and_gloo(fake: FakeTorchNpu, platform: NpuPlatform) -> None:
+    assert [platform.why_no_abort(backend) for backend in ("hccl", "nccl", "gloo")] == [None] * 3
+    why = platform.why_no_abort("lccl")
+    assert why is not None and why[0].startswith("a rank cannot be taken out of a collective of lccl")
+    fake.remove("npu.restart_device")
+    why = platform.why_no_abort("nccl")
+    assert why is not None and "does not have torch_npu.npu.restart_device" in why[0]
+
+
+# ------------------------------------------------------------------------------------------------ its clock
+
+
+def test_the_moment_of_a_commit_is_on_the_devices_clock(fake: FakeTorchNpu, platform: NpuPlatform) -> None:
+    assert platform.moment() == 5000
+    assert [name for name, _ in fake.calls] == [
+        "npu.Event", "npu.Event.record", "npu.Event.synchronize", "npu.Event.recorded_time",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("old", ["npu.Event", "npu.Event.recorded_time"])
+def test_a_release_without_a_clock_says_so_once(
+    fake: FakeTorchNpu, platform: NpuPlatform, caplog: pytest.LogCaptureFixture, old: str
+) -> None:
+    fake.remove(old)
+    assert (platform.moment(), platform.moment()) == (0, 0)
+    assert caplog.text.count("torch_npu 2.7.1+fake has no clock") == 1
+
+
+@pytest.mark.parametrize(
+    ("error_us", "kind"),
+    [(4999, "corrupted"), (5000, "corrupted"), (5001, "memory")],  # gradients of the update, or this rank alone
+)
+def test_an_old_error_is_judged_by_the_time_of_the_last_commit(
+    fake: FakeTorchNpu, platform: NpuPlatform, error_us: int, kind: str
+) -> None:
+    window = UpdateWindow(platform.moment)
+    text = f"HBM MULTI BIT ECC ERROR. detail, time us= {error_us}. time is {error_us}"
+    assert classify.classify(text, "npu", window=window.read()).kind == "corrupted"  # before the first update
+    window.begins()
+    assert classify.classify(text, "npu", window=window.read()).kind == kind
+
+
+def test_a_clock_that_fails_leaves_no_older_time(fake: FakeTorchNpu, platform: NpuPlatform) -> None:
+    """The other ranks may be past that commit: the time of the one before would acquit an error of these gradients."""
+    window = UpdateWindow(platform.moment)
+    window.begins()
+    fake.errors["npu.Event.synchronize"] = RuntimeError("HBM MULTI BIT ECC ERROR. time us= 7000.")
+    with pytest.raises(RuntimeError) as caught:
+        window.begins()
+    assert classify.classify(str(caught.value), "npu", window=window.read()).kind == "corrupted"
+
+
+# ------------------------------------------------------------------------------------------------ under stress
+
+
+def test_a_device_is_put_under_stress(fake: FakeTorchNpu, platform: NpuPlatform) -> None:
+    platform.stress("aic")
+    platform.stress("hccs")
+    assert fake.calls == [("npu.stress_detect", ("aic",)), ("npu.stress_detect", ("hccs",))]
+    fake.stress_code = 2
+    with pytest.raises(RuntimeError, match=r"NPU 3 failed the stress test aic \(stress_detect returned 2\)"):
+        platform.stress("aic")
+
+
+def test_stress_of_an_older_release(fake: FakeTorchNpu, platform: NpuPlatform) -> None:
+    asked: list[str] = []
+    fake.replace("npu.stress_detect", lambda: asked.append("cores") or 0)
+    platform.stress("aic")
+    assert asked == ["cores"]
+    why = platform.why_no_stress("hccs")
+    assert why is not None and "torch_npu.npu.stress_detect(detect_type)" in why and "2.7.1" in why
+    with pytest.raises(RuntimeError, match="does not have"):
+        platform.stress("hccs")
+    assert platform.why_no_stress("disk") == "stress 'disk': there are aic and hccs"
 
 
 # ------------------------------------------------------------------------------------------------ the contract
@@ -289,98 +399,11 @@ def test_the_table_is_what_the_module_uses() -> None:
     assert calls_in(source) == {name: set(parameters) for name, parameters in NAMES.items()}
     assert calls_in('_call("torch_npu.other", x=1)') == {"torch_npu.other": {"x"}}  # control: a call is seen
     imports = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Import | ast.ImportFrom)]
-    assert sum("torch_npu" in ast.unparse(node) for node in imports) == 1  # and _find is the only way in
+    assert sum(ast.unparse(node) == "import torch_npu" for node in imports) == 1  # and _find is the only way in
 
 
 def test_the_fake_has_the_names_of_the_table(fake: FakeTorchNpu) -> None:
     for name, parameters in NAMES.items():
         assert set(parameters) <= set(inspect.signature(npu._find(name)).parameters), name
-
-
-def module_file(root: Path, dotted: str) -> Path | None:
-    """The file of a module below `root`; None when there is none."""
-    path = root.joinpath(*dotted.split("."))
-    return next((file for file in (path / "__init__.py", path.with_suffix(".py")) if file.is_file()), None)
-
-
-def definition(root: Path, dotted: str, asked: frozenset[str] = frozenset()) -> ast.FunctionDef | None:
-    """The function of that name, followed through the imports of the modules below `root`; None when there is none.
-
-    `asked`: names that led here. Modules that import each other would lead in a circle.
-    """
-    module, _, name = dotted.rpartition(".")
-    file = module_file(root, module)
-    if file is None or dotted in asked:
-        return None
-    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
-    for node in reversed(ast.parse(file.read_text(encoding="utf-8")).body):
-        if isinstance(node, ast.FunctionDef) and node.name == name:
-            return node
-        if isinstance(node, ast.ImportFrom) and (origin := imported(node, name, package)):
-            found = definition(root, origin, asked | {dotted})
-            if found:
-                return found
-    return None
-
-
-def imported(node: ast.ImportFrom, name: str, package: str) -> str:
-    """Where an import statement of `package` takes `name` from, or may take it from ("*"); "" where it does not."""
-    parents = package.split(".")
-    above = parents[: len(parents) - node.level + 1] if node.level else []
-    for alias in node.names:
-        if alias.name == "*" or (alias.asname or alias.name) == name:
-            return ".".join([*above, *filter(None, [node.module]), name if alias.name == "*" else alias.name])
-    return ""
-
-
-def departures(root: Path) -> list[str]:
-    """What the sources below `root` lack of the table."""
-    found = []
-    for name, parameters in NAMES.items():
-        function = definition(root, name)
-        if function is None:
-            found.append(name)
-        else:
-            known = {argument.arg for argument in (*function.args.args, *function.args.kwonlyargs)}
-            found += [f"{name}({parameter})" for parameter in parameters if parameter not in known]
-    return found
-
-
-@pytest.fixture
-def sources(tmp_path: Path) -> Path:
-    """A small torch_npu that has all names of the table, by every way of importing that the real one knows."""
-    package = tmp_path / "torch_npu"
-    for folder in ("npu", "distributed"):
-        (package / folder).mkdir(parents=True)
-    (package / "__init__.py").write_text("import torch_npu.npu\n")
-    text = {
-        name.rpartition(".")[2]: f"def {name.rpartition('.')[2]}({', '.join(parameters)}): pass\n"
-        for name, parameters in NAMES.items()
-    }
-    safe, reinit = text.pop("update_npu_tensor_to_safe"), text.pop("reinit_process_group")
-    stop, stream = text.pop("stop_device"), text.pop("set_stream")
-    (package / "npu" / "_recovery.py").write_text(safe + stop)
-    (package / "npu" / "utils.py").write_text("from . import *\n" + stream)  # a circle, as in the real one
-    text["from"] = "from ._recovery import stop_device\nfrom .utils import *\n"
-    (package / "npu" / "__init__.py").write_text("".join(text.values()))
-    (package / "distributed" / "__init__.py").write_text("from torch_npu.distributed.c10d import reinit as "
-                                                         "reinit_process_group\n")  # fmt: skip
-    (package / "distributed" / "c10d.py").write_text(reinit.replace("reinit_process_group", "reinit"))
-    return tmp_path
-
-
-def test_the_contract_finds_what_is_there_and_what_is_not(sources: Path) -> None:
-    assert departures(sources) == []
-    recovery = sources / "torch_npu" / "npu" / "_recovery.py"
-    recovery.write_text(recovery.read_text().replace("tensor_obj", "other").replace("def stop_device", "def stop"))
-    assert departures(sources) == [
-        "torch_npu.npu.stop_device",
-        "torch_npu.npu._recovery.update_npu_tensor_to_safe(tensor_obj)",
-    ]
-
-
-@pytest.mark.skipif(not os.environ.get(SOURCES), reason=f"{SOURCES} names no folder with the sources of torch_npu")
-def test_the_names_exist_in_torch_npu() -> None:
-    root = Path(os.environ[SOURCES])
-    assert module_file(root, "torch_npu") is not None, f"{SOURCES}={root} has no folder torch_npu"
-    assert departures(root) == []
+    for owner, methods in METHODS.items():
+        assert all(callable(npu._find(f"{owner}.{method}")) for method in methods)

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mindspeed_tft.recovery import replay
+from mindspeed_tft.recovery.frames import release
 from mindspeed_tft.recovery.replay import ReplayIterator
-from mindspeed_tft.recovery.session import release
 
 
 @given(st.lists(st.tuples(st.integers(0, 4), st.booleans()), max_size=20))

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.overrides import TorchFunctionMode
 
 FORCE_STOP = "FORCE STOP."
 
@@ -18,11 +18,11 @@ class ForceStop(RuntimeError):
     """What the real one raises is a plain RuntimeError with this text."""
 
 
-class _Noticing(TorchDispatchMode):
+class _Noticing(TorchFunctionMode):
     """Records the operations on tensors that a thread starts while its device is stopped."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        device.note("op", str(func))
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        device.note("op", getattr(func, "__qualname__", str(func)))
         return func(*args, **(kwargs or {}))
 
 
