@@ -155,7 +155,7 @@ def _torch_npu() -> Iterator[str]:
     lines = []
     for name, parameters in names.items():
         having = torch_npu_names.having({name: parameters})
-        call = _code(f"{name}({', '.join(parameters)})")
+        call = code(f"{name}({', '.join(parameters)})")
         lines.append((call, "all of them" if having == every else ", ".join(having)))
     yield from table(("name", f"releases, of {', '.join(every)}"), lines)
 

@@ -47,13 +47,15 @@ _MOCK_TOKENS = 100  # of the drill's vocabulary of 127
 
 def prepare(with_plugin: bool) -> None:
     """What has to happen before Megatron is imported."""
-    import torch
+    from mindspeed_tft import platforms
 
+    device = platforms.select()
+    device.translate_cuda()
     others = imports.wanted()
     imports.load(others.before)
     if with_plugin:
         importlib.import_module("mindspeed_tft.adaptor")
-    elif not torch.cuda.is_available():
+    elif device.name == "cpu":
         from mindspeed_tft.on_cpu import install_before_megatron
 
         install_before_megatron()

@@ -62,6 +62,9 @@ class Platform(ABC):
     def memory_allocated(self) -> int:
         """Bytes that this process holds on the current device."""
 
+    def translate_cuda(self) -> None:  # noqa: B027  # where CUDA's names mean what they say, or are mapped elsewhere
+        """Have CUDA's names mean this device, for a program that was written for them. Before it uses any."""
+
     def beside(self) -> Callable[[], AbstractContextManager[Any]] | None:
         """For the main thread: a context in which another thread may read, without holding up training, what the
         device was told to compute until now. None: no such way is proved on this device."""

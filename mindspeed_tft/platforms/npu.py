@@ -106,6 +106,9 @@ class NpuPlatform(Platform):
             return f"torch_npu cannot be imported ({type(error).__name__}: {error})"
         return None if available else "torch_npu finds no usable NPU"
 
+    def translate_cuda(self) -> None:
+        importlib.import_module("torch_npu.contrib.transfer_to_npu")
+
     def description(self) -> str:
         return str(_call("torch_npu.npu.get_device_name"))
 

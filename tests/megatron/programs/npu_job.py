@@ -1,19 +1,15 @@
-"""The drill's job as a script for NPUs begins: torch_npu first, its translation of CUDA's names, and nccl for hccl.
-
-The runs of stock Megatron that it is compared with are those of every drill: on plain CPUs, without torch_npu.
-"""
+"""The drill's job on the recording device where it is broken, and on plain CPUs where it is not: what a recovery on that
+device ends in is compared with runs that know nothing of it."""
 
 from __future__ import annotations
 
-import importlib
 import sys
 
 from mindspeed_tft.faults import gpt_job
 
-if __name__ == "__main__" and sys.argv[1:2] == [gpt_job.WITH_PLUGIN]:
-    importlib.import_module("torch_npu")
-    importlib.import_module("torch_npu.contrib.transfer_to_npu")
-    sys.argv = ["nccl" if word == "gloo" else word for word in sys.argv]
-
 if __name__ == "__main__":
+    if sys.argv[1:2] == [gpt_job.WITH_PLUGIN]:
+        sys.argv = ["nccl" if word == "gloo" else word for word in sys.argv]
+    else:
+        sys.path = [place for place in sys.path if not place.endswith("fake_torch_npu")]
     gpt_job.main()
