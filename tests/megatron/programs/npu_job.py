@@ -1,5 +1,5 @@
-"""The drill's job on the recording device where it is broken, and on plain CPUs where it is not: what a recovery on that
-device ends in is compared with runs that know nothing of it."""
+"""The drill's job on the recording device where it is broken, and on plain CPUs where it is not: what a recovery on
+that device ends in is compared with runs that know nothing of it."""
 
 from __future__ import annotations
 
