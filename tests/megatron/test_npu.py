@@ -68,7 +68,9 @@ def on_npu(tmp_path: Path, references: Path, monkeypatch: pytest.MonkeyPatch) ->
         monkeypatch.setenv("FAKE_NPU_REFUSE", refuse)
         plan = make_plan(preset=preset, faults=list(faults), steps=STEPS, timeout=150)
         plan = dataclasses.replace(plan, program="npu_job")
-        report = rehearsal.rehearse(plan, tmp_path / "drill", references, Quiet())
+        work = tmp_path / "drill"
+        work.mkdir()
+        report = rehearsal.rehearse(plan, work, references, Quiet())
         calls = {
             int(path.stem.removeprefix("rank")): [json.loads(line) for line in path.read_text().splitlines()]
             for path in records.glob("rank*.jsonl")
