@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 import time
+import uuid
 from datetime import timedelta
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch_npu._device import device as _device
 
 DEVICE = torch.device("cpu")
 SLICE = timedelta(milliseconds=20)
+NAME = "name"  # of a communicator, in the store
 PATIENCE = 120.0  # seconds that somebody waits for a peer that does not come
 IN_SLICES = """allreduce allgather _allgather_base all_gather_single broadcast reduce gather scatter alltoall_base
 all_to_all_single barrier""".split()
@@ -26,19 +28,28 @@ reduce_scatter_tensor_coalesced allreduce_coalesced allgather_coalesced all_gath
 allgather_into_tensor_coalesced alltoall send recv recv_anysource""".split()
 
 
+def _wait_for(store: Any, keys: list[str]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not store.check(keys):
+        _device.check()
+        if time.monotonic() > end:
+            raise RuntimeError("HCCL: a peer did not come to the communicator")
+        time.sleep(0.005)
+
+
 class Communicator:
-    """gloo between the members of a group, which meet at `store`. A stop of the device ends it."""
+    """gloo between the members of a group, which meet at `store` by a name that rank 0 makes up. Who finds an old name
+    there waits in vain, which is why it has to be deleted. A stop of the device ends the communicator."""
 
     def __init__(self, store: Any, rank: int, size: int) -> None:
         self._sockets: frozenset[sockets.SocketRef] = frozenset()
         self.ended = False
+        if rank == 0:
+            store.set(NAME, uuid.uuid4().hex)
+        _wait_for(store, [NAME])
+        store = PrefixStore(store.get(NAME).decode() + "/", store)
         store.set(f"here/{rank}", "1")
-        end = time.monotonic() + PATIENCE
-        while not all(store.check([f"here/{peer}"]) for peer in range(size)):  # gloo's own wait cannot be ended
-            _device.check()
-            if time.monotonic() > end:
-                raise RuntimeError("HCCL: a peer did not come to the communicator")
-            time.sleep(0.005)
+        _wait_for(store, [f"here/{peer}" for peer in range(size)])  # gloo's own wait could not be ended
         before = sockets.tcp_sockets()
         gloo = ProcessGroupGloo(store, rank, size, timeout=timedelta(seconds=PATIENCE))
         gloo._set_sequence_number_for_group()
@@ -141,8 +152,7 @@ class HcclGroup(ProcessGroup):
     # ------------------------------------------------------- what only hccl has
 
     def _delete_tcpstore_key(self) -> None:
-        for peer in range(self._size):
-            PrefixStore("0/", self._store).delete_key(f"here/{peer}")
+        PrefixStore("0/", self._store).delete_key(NAME)
 
     def abort_hccl_comm(self, reason: str) -> None:
         if self._communicator is not None:
