@@ -23,7 +23,7 @@ from mindspeed_tft.platforms.npu import CANN
 
 from .conftest import Quiet
 
-pytestmark = [pytest.mark.megatron]
+pytestmark = [pytest.mark.megatron, pytest.mark.full]
 
 STEPS = 8
 TESTS = Path(__file__).resolve().parent.parent
