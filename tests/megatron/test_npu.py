@@ -66,7 +66,7 @@ def on_npu(tmp_path: Path, references: Path, monkeypatch: pytest.MonkeyPatch) ->
 
     def run(*faults: str, preset: str = "retry", refuse: str = "") -> Ran:
         monkeypatch.setenv("FAKE_NPU_REFUSE", refuse)
-        plan = make_plan(preset=preset, faults=list(faults), steps=STEPS, timeout=150)
+        plan = make_plan(preset=preset, faults=list(faults), steps=STEPS, timeout=100)
         plan = dataclasses.replace(plan, program="npu_job")
         work = tmp_path / "drill"
         work.mkdir()
@@ -150,13 +150,13 @@ def test_a_device_that_mends_no_group_leads_to_new_groups(on_npu: Callable[..., 
 
 def test_a_device_that_does_not_restart_is_lost_and_said_so(on_npu: Callable[..., Ran]) -> None:
     """Its rank can give nothing; the others save the last completed step, which goes on byte for byte."""
-    ran = on_npu("uce@1:4:forward", refuse=f"{RESTART}@3:1")
+    ran = on_npu("uce@1:4:forward", refuse=f"{RESTART}@2:1")
     report = ran.report.as_json()
     assert (report["verdict"], report["strategy"], report["steps_lost"]) == ("degraded", "dump", 0), ran.log[-6000:]
     assert all(compared["different"] == 0 for compared in report["comparisons"])
     assert report["comparisons"]
     assert "the device does not go on after the stop: the fake NPU refuses npu.restart_device" in ran.log
-    assert RESTART in ran.named(3) and REINIT not in ran.named(0)  # nobody tried to go on with it
+    assert RESTART in ran.named(2) and REINIT not in ran.named(0)  # nobody tried to go on with it
 
 
 def test_a_memory_error_outside_of_torch_ends_in_a_dump(

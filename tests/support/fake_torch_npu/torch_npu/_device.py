@@ -90,8 +90,7 @@ class Device:
             self.condition.notify_all()
         for communicator in ended:
             communicator.end()
-        if threading.current_thread() is threading.main_thread():
-            self._notice()
+        self._notice()
 
     def restart(self) -> None:
         if self._noticing is not None and self._noticing[0] == threading.get_ident():
@@ -102,11 +101,13 @@ class Device:
         self.known_damage = True  # of the next error
 
     def _notice(self) -> None:
-        if self._noticing is None and self._record is not None:
+        main = threading.current_thread() is threading.main_thread()
+        if main and self._noticing is None and self._record is not None:
             mode = _Noticing()
             mode.__enter__()
             self._noticing = (threading.get_ident(), mode)
 
 
 device = Device()
+device.note("start")
 DAMAGE = int(os.environ.get("FAKE_NPU_DAMAGE", "3"))
