@@ -56,6 +56,7 @@ class CallbackSession(Session[CallbackHost]):
         self.repaired_to = 0  # S of the last recovery, for `tft_get_repair_step`
         self.repair_type = ""  # "retry", "recover", "dump": of the recovery that goes on, or was the last
         self._memory = self._torn = False  # this rank's own fault: of device memory; in the middle of an update
+        self._asked_memory = False  # the clean callback has looked at that fault: a device tells of it once
         self._cleaned = 0  # epoch of the last clean callback, and what it answered
         self._clean_result = calls.WHOLE
         self._stand_after(0)
@@ -136,7 +137,8 @@ class CallbackSession(Session[CallbackHost]):
             log.warning("rank %d: its update of step %d was broken off", self.info.rank, self.completed + 1)
         self._torn = self._torn or torn
         self._damaged = self._damaged or torn or kind in ("memory", "corrupted")
-        self._memory = self._memory or kind in ("memory", "corrupted")
+        if kind in ("memory", "corrupted"):
+            self._memory, self._asked_memory = True, False
         if kind == "stopped":
             if not self._stopping:
                 self.link.fault("peer", text, own=False)
@@ -181,6 +183,11 @@ class CallbackSession(Session[CallbackHost]):
             self._stand_after(int(payload["step"]))
         return found
 
+    def _note_damage(self, exc: Exception) -> None:
+        super()._note_damage(exc)
+        if self._classify(f"{type(exc).__name__}: {exc}") in ("memory", "corrupted"):
+            self._memory, self._asked_memory = True, False
+
     def _clean(self, kind: str) -> int:
         """The clean callback, once for a stop, and after the stop callback.
 
@@ -193,13 +200,13 @@ class CallbackSession(Session[CallbackHost]):
             raise DumpError("the stop callback has not returned")
         if self._cleaned == epoch:
             return self._clean_result
-        result = self.host.callbacks.call("clean", self._memory)
+        result = self.host.callbacks.call("clean", self._memory and not self._asked_memory)
         self._clean_result = calls.WHOLE if result is None else int(result)
         if self._clean_result not in (calls.WHOLE, calls.INTACT):
             why = f"the clean callback answered {result}: the device of this rank cannot be used"
             self.link.fault("device", why, own=True)
             raise DumpError(why)
-        self._cleaned = epoch
+        self._cleaned, self._asked_memory = epoch, True
         return self._clean_result
 
     def _clean_and_rebuild(self, epoch: int, newcomers: list[int]) -> dict[str, str]:

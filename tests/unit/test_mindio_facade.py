@@ -77,6 +77,27 @@ def test_a_memory_error_is_repaired_without_a_trace(tmp_path: Path, unbroken: Ru
 
 
 @pytest.mark.full
+def test_without_the_decorator_it_is_the_same(tmp_path: Path, unbroken: Run) -> None:
+    fault = {"rank": 1, "step": 5, "phase": "forward", "kind": "uce"}
+    found = run(tmp_path, codes=FINE, uce=True, fault=fault, explicit=True)
+    assert [one["step"] for one in found.of("again")] == [4] * WORLD
+    assert found.states == unbroken.states
+
+
+@pytest.mark.full
+def test_a_callback_that_fails_once_is_tried_again_on_all_ranks(tmp_path: Path, unbroken: Run) -> None:
+    """The damaged rank was repaired before that; its second try needs no repair any more."""
+    fault = {"rank": 1, "step": 5, "phase": "forward", "kind": "uce"}
+    found = run(tmp_path, codes=FINE, uce=True, fault=fault, rollback_fails=2)
+    for rank in range(WORLD):
+        assert [what for what in found.order(rank) if what in ("stop", "clean")] == ["stop", "clean"] * 2
+        assert len(found.of("rollback", rank)) in (1, 2) and len(found.of("repair", rank)) == (rank in (1, 3))
+    assert len(found.of("rollback", 2)) == 2
+    assert [one["uce"] for one in found.of("clean", 1)] == [True, False]  # a device tells of a fault once
+    assert found.states == unbroken.states
+
+
+@pytest.mark.full
 def test_a_wrong_repair_is_seen(tmp_path: Path, unbroken: Run) -> None:
     """The control of the comparison above: one number, a ten-millionth."""
     fault = {"rank": 1, "step": 5, "phase": "forward", "kind": "uce"}

@@ -23,10 +23,13 @@ import mindspeed_tft.facade.mindio  # noqa: F401  (turns the facade on: the only
 
 # isort: split
 from mindio_ttp.framework_ttp import (
+    Action,
     RepairType,
+    ReportState,
     set_mindio_export_version,
     tft_end_updating_os,
     tft_exception_handler,
+    tft_get_repair_step,
     tft_init_controller,
     tft_init_processor,
     tft_is_reboot_node,
@@ -40,11 +43,14 @@ from mindio_ttp.framework_ttp import (
     tft_register_save_ckpt_handler,
     tft_register_stop_handler,
     tft_register_stream_sync_handler,
+    tft_report_error,
     tft_set_dp_group_info,
     tft_set_optimizer_replica,
+    tft_set_step_args,
     tft_start_controller,
     tft_start_processor,
     tft_start_updating_os,
+    tft_wait_next_action,
 )
 from mindio_ttp.framework_ttp.ttp_decorator import tft_get_repair_type
 from mindio_ttp.utils import tft_set_update_end_time, tft_set_update_start_time
@@ -226,6 +232,9 @@ def repair(
 
 def rollback(step: int, train_args: list[Any], ctx: Any) -> None:
     tell("rollback", step=step)
+    if words.get("rollback_fails") == RANK and "rollback" not in fired:
+        fired.add("rollback")
+        raise RuntimeError("this rollback fails once")
     train_args[OPTIMIZER].step_done = step
     gather(train_args[MODEL], train_args[OPTIMIZER])
 
@@ -282,6 +291,20 @@ def register() -> None:
     tft_register_exception_handler("MY LINK", "RS_HCCL_FAILED", lambda text: text)
 
 
+def explicitly(*train_args: Any) -> str:
+    """What the decorator does, by hand."""
+    tft_set_step_args(list(train_args))
+    while True:
+        try:
+            return train(*train_args)
+        except RuntimeError as exc:
+            found = "UCE ERROR" in str(exc)
+            tft_report_error(ReportState.RS_UCE if found else ReportState.RS_NORMAL)
+        if tft_wait_next_action() is Action.EXIT:
+            raise SystemExit(1)
+        tell("again", step=tft_get_repair_step())
+
+
 def main() -> int:
     set_mindio_export_version("MindSpeed-LLM")
     start()
@@ -295,7 +318,7 @@ def main() -> int:
         groups.build()
         gather(model, optimizer)
     register()
-    result = tft_exception_handler(train)(model, optimizer)
+    result = explicitly(model, optimizer) if words.get("explicit") else tft_exception_handler(train)(model, optimizer)
     tell("end", result=result, step=optimizer.step_done)
     torch.save([model, *optimizer.tensors], Path(words["final"]) / f"rank{RANK}.pt")
     return 0
