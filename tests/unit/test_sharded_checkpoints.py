@@ -35,6 +35,11 @@ class ShardedTensor:
     global_offset: tuple[int, ...]
     prepend_axis_num: int = 0
     flattened_range: slice | None = None
+    axis_fragmentations: tuple[int, ...] = (1,)
+
+    def local_chunk_offset_in_global(self) -> tuple[int, ...]:
+        pairs = zip(self.global_offset, self.local_shape, strict=True)
+        return tuple(offset // size for offset, size in pairs)
 
 
 @dataclass
@@ -103,6 +108,24 @@ def test_what_two_writers_wrote_is_read_by_torch(tmp_path: Path) -> None:
     assert [content.value(f"rng{rank}/shard_0_1") for rank in range(2)] == [[[0]], [[1]]]
     size = sum(path.stat().st_size for path in tmp_path.glob("*.distcp"))
     assert WEIGHT.nbytes < size < WEIGHT.nbytes + 8192  # a view was not written with the whole storage below it
+
+
+def test_the_state_of_a_parameter_is_stored_flat_as_megatron_0_12_reads_it(tmp_path: Path) -> None:
+    """A moment of a weight that two tensor-parallel ranks cut by columns: a tensor of two pieces, each flat."""
+    key = "optimizer.state.exp_avg.weight"
+    halves = [WEIGHT[:, :32].reshape(-1), WEIGHT[:, 32:].reshape(-1)]
+    pieces = []
+    for rank, half in enumerate(halves):
+        flat = ShardedTensor(
+            key, half, (64, 32), (64, 64), (0, 32 * rank), flattened_range=slice(0, 2048), axis_fragmentations=(1, 2)
+        )
+        pieces.append(_part(tmp_path, f"part{rank}", [flat, _rows(rank)]))
+    content = compare.open_sharded(_index(tmp_path, pieces))
+    assert content.entries[key].size == torch.Size((1, 2, 2048))
+    assert torch.equal(content.value(key), torch.stack(halves)[None])
+    index = pickle.loads((tmp_path / torch_dist.INDEX).read_bytes())
+    assert index.mcore_data == {key: {"nd_reformulated_orig_global_shape": (64, 64)}}
+    assert torch.equal(content.value("weight"), WEIGHT)
 
 
 def test_what_two_parts_hold_counts_once(tmp_path: Path) -> None:
