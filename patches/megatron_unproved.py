@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -29,6 +30,11 @@ class Unproved(NamedTuple):
     def online(self) -> bool:
         """Whether it is in the way of a repair or a newcomer alone: a job that only dumps may have it."""
         return self.attribute in _IN_THE_WAY_OF_REPAIRS
+
+
+def _stores_objects(value: Any) -> bool:
+    """The option does nothing where the library is not there."""
+    return bool(value) and importlib.util.find_spec("multistorageclient") is not None
 
 
 def _several(value: Any) -> bool:
@@ -206,7 +212,12 @@ UNPROVED: tuple[Unproved, ...] = (
     Unproved("phase_transition_iterations", bool, _DATA),
     Unproved("full_validation", bool, "how many batches it reads is not known when a fault falls into an evaluation"),
     Unproved("multiple_validation_sets", bool, "the places in several validation sets are not put back"),
-    Unproved("enable_msc", bool, "its checkpoints lie in an object store, and a dump is written to a file system"),
+    Unproved(
+        "enable_msc",
+        _stores_objects,
+        "its checkpoints lie in an object store, and a dump is written to a file system",
+        "leave it out (it is on by default in 0.17: add --disable-msc)",
+    ),
     Unproved("fim_data", bool, "its dataset draws from a generator of its own, which is not put back"),
     Unproved("sft", bool, "the lengths of packed sequences are summed up over a step, and that sum is not put back"),
     Unproved(
