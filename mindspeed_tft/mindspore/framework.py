@@ -166,6 +166,13 @@ def own_handler() -> Handler:
     return found
 
 
+def world_size() -> int:
+    """Ranks that MindSpore trains with; 1 where its communication was not initialized."""
+    from mindspore.communication import GlobalComm, get_group_size
+
+    return int(get_group_size()) if GlobalComm.INITED else 1
+
+
 def on_ascend() -> bool:
     """Whether this process trains on an Ascend device."""
     import mindspore as ms

@@ -11,7 +11,7 @@ from typing import Any
 
 from mindspeed_tft.engine.types import RankInfo
 from mindspeed_tft.mindspore import layout, places, protection, switches
-from mindspeed_tft.mindspore.framework import STEP, Handler, Link, MindSpore, why_no_dump_of
+from mindspeed_tft.mindspore.framework import STEP, Handler, Link, MindSpore, why_no_dump_of, world_size
 from mindspeed_tft.mindspore.member import Member
 from mindspeed_tft.observe import logs
 from mindspeed_tft.recovery import files
@@ -127,7 +127,13 @@ class Training:
 
     def _start(self, args: Any) -> None:
         place = places.find(os.environ)
-        mode = str(args.get("parallel_mode", "stand_alone"))
+        mode, ranks = str(args.get("parallel_mode", "stand_alone")), world_size()
+        if ranks != place.world_size:
+            raise Refused(
+                "MS_WORKER_NUM",
+                f"MindSpore trains with {ranks} ranks, and the launcher's environment tells of {place.world_size}",
+                "start the job with msrun, and call mindspore.communication.init() before Model.train",
+            )
         if not self._part and mode not in _SAME and place.world_size > 1:
             raise Refused(
                 "FaultTolerance(part=...)",

@@ -29,7 +29,7 @@ Final = dict[int, dict[str, bytes]]
 class Job:
     """One msrun with all that it left behind."""
 
-    process: subprocess.Popen[str]
+    process: subprocess.Popen[bytes]
     logs: Path
     out: Path
     save: Path
@@ -63,8 +63,7 @@ class Job:
             assert time.monotonic() < end, f"still running: {self.told()}"
             self.remember_if_there()
             time.sleep(0.1)
-        assert self.process.stdout is not None
-        self.output = self.process.stdout.read()
+        self.output = self.logs.with_name("msrun.log").read_text(errors="replace")
         return self.process.returncode
 
     def remember_if_there(self) -> None:
@@ -101,7 +100,7 @@ class Jobs:
     """Starts jobs below one directory."""
 
     directory: Path
-    started: list[subprocess.Popen[str]] = field(default_factory=list)
+    started: list[subprocess.Popen[bytes]] = field(default_factory=list)
 
     def start(
         self,
@@ -123,7 +122,7 @@ class Jobs:
         if plugin is not None:
             told["plugin"] = {"save": str(save), **plugin}
         bin_ = Path(PYTHON).parent
-        added = {"PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}", "GLOG_v": "2", **(env or {})}
+        added = {"PATH": f"{bin_}{os.pathsep}{os.environ['PATH']}", "GLOG_v": "3", **(env or {})}
         if tft:
             added["MS_ENABLE_TFT"] = tft
         if not edited:
@@ -137,15 +136,15 @@ class Jobs:
             *([] if edited else ["python", "-m", "mindspeed_tft.mindspore"]),
             *(PROGRAMS / program, json.dumps(told)),
         ]
-        process = subprocess.Popen(
-            [str(word) for word in command],
-            cwd=base,
-            env={**os.environ, **added},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            start_new_session=True,
-        )
+        with open(base / "msrun.log", "w") as output:  # a pipe that nobody reads would hold it up
+            process = subprocess.Popen(
+                [str(word) for word in command],
+                cwd=base,
+                env={**os.environ, **added},
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
         self.started.append(process)
         return Job(process, base / "logs", base / "final", save, f"msrun-{port}")
 
@@ -155,5 +154,3 @@ class Jobs:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            if process.stdout is not None:
-                process.stdout.close()
