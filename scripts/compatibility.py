@@ -6,6 +6,7 @@ python scripts/compatibility.py --print    print it
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import shlex
 import sys
@@ -14,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from mindspeed_tft.facade.words import NOT_SERVED
 from mindspeed_tft.patches.groups import RELEASES
 from mindspeed_tft.patches.megatron_unproved import UNPROVED
 from mindspeed_tft.patches.megatron_unproved_releases import IN_RELEASES
@@ -42,6 +44,7 @@ def page() -> str:
         *_releases(rows),
         *_states(rows),
         *_torch_npu(),
+        *_mindio(),
     ]
     return "\n".join(lines) + "\n"
 
@@ -158,6 +161,23 @@ def _torch_npu() -> Iterator[str]:
         call = code(f"{name}({', '.join(parameters)})")
         lines.append((call, "all of them" if having == every else ", ".join(having)))
     yield from table(("name", f"releases, of {', '.join(every)}"), lines)
+
+
+def _mindio() -> Iterator[str]:
+    """The contract with adaptors of MindIO TFT, from the modules that serve its names."""
+    yield ""
+    yield "## Names of mindio_ttp"
+    yield ""
+    yield "What the [facade](mindio-facade.md) serves of them, by module, and what it refuses with the reason"
+    yield "(`tests/unit/test_mindio_names.py`, which compares with MindSpeed-LLM's sources where they are given)."
+    yield ""
+    modules = ("framework_ttp", "framework_ttp.ttp_decorator", "utils", "controller_ttp")
+    lines = []
+    for name in modules:
+        names = importlib.import_module(f"mindspeed_tft.facade.mindio_ttp.{name}").__all__
+        served, refused = ([code(one) for one in names if (one in NOT_SERVED) is wanted] for wanted in (False, True))
+        lines.append((code(f"mindio_ttp.{name}"), ", ".join(served), ", ".join(refused)))
+    yield from table(("module", "served", "refused"), lines)
 
 
 def table(head: Sequence[str], lines: Iterable[Sequence[str]]) -> Iterator[str]:

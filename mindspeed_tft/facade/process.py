@@ -41,6 +41,7 @@ from mindspeed_tft.facade.words import (
     ReportState,
 )
 from mindspeed_tft.observe import logs
+from mindspeed_tft.platforms import Platform
 from mindspeed_tft.recovery import launcher, signals
 from mindspeed_tft.settings import Settings
 
@@ -66,6 +67,7 @@ class Process:
         self._config: ControlConfig | None = None
         self._path, self._unavailable = Path(os.devnull), ""
         self._gate = Gate()
+        self._device: Platform | None = None
         self._session: CallbackSession | None = None
         self._link: Processor | None = None
         self._clean_before_dump = environ.get(ENV_CLEAN) == "1"
@@ -211,7 +213,7 @@ class Process:
             on_stop=self._on_stop,
             revive=None if self._unavailable else launch.reviver(config, local),
         )
-        device = platforms.select("auto")
+        device = self._device = platforms.select("auto")
         device.claim_device()
         session = CallbackSession(
             CallbackHost(info, self.callbacks),
@@ -283,6 +285,13 @@ class Process:
         self._clean_before_dump = True
         if self._session is not None:
             self._session.clean_before_dump = True
+
+    def moment(self) -> int | None:
+        """Microseconds on the clock with which the device dates its errors, when all that it was told is done. None: it
+        has no such clock, or nobody would use it."""
+        if self._device is None or "retry" not in self._wanted:
+            return None
+        return self._device.moment() or None
 
     @property
     def connected(self) -> bool:

@@ -160,14 +160,14 @@ def get_mindio_export_version() -> str:
 
 
 def tft_set_update_start_time(time_us: int | None = None) -> None:
-    """When the last update began, in microseconds of the device's clock. None: not known; a memory error that tells its
-    time then counts as one that may have spread."""
-    process().window.start = time_us
+    """When the last update began, in microseconds of the device's clock; None: now. Where the device has no clock it is
+    not known, and a memory error that tells its time counts as one that may have spread."""
+    process().window.start = process().moment() if time_us is None else time_us
 
 
 def tft_set_update_end_time(time_us: int | None = None) -> None:
     """When it ended; as `tft_set_update_start_time`."""
-    process().window.end = time_us
+    process().window.end = process().moment() if time_us is None else time_us
 
 
 def tft_can_do_uce_repair(hbm_error_time: int, start_time: int | None = None, end_time: int | None = None) -> bool:
