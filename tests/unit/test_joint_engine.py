@@ -5,7 +5,9 @@ from __future__ import annotations
 
 from typing import Any
 
+import hypothesis.strategies as st
 from engine_job import DEADLINES, E, EngineJob, U, notes, orders
+from hypothesis import given, settings
 
 from mindspeed_tft.engine.joint import JointEngine, joint_groups
 from mindspeed_tft.engine.planning import DumpPlan, PartPlan
@@ -113,3 +115,33 @@ def test_wishes_of_operators_are_refused_at_once() -> None:
     for kind in ("pause", "dump", "switch-link"):
         (answer,) = job.feed(Asked(0, kind, kind))
         assert isinstance(answer, Answer) and not answer.ok and f"{kind} is not possible here" in answer.text
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    completed=st.lists(st.sampled_from([4, 5]), min_size=4, max_size=4),
+    trusted=st.lists(st.booleans(), min_size=4, max_size=4),
+    dead=st.sets(st.integers(0, 3), max_size=3),
+)
+def test_what_is_saved_is_of_one_step_and_whole_or_nothing_is(
+    completed: list[int], trusted: list[bool], dead: set[int]
+) -> None:
+    """S is the last step that a trusted rank has told; each slice comes from a rank that has told it. Where a slice has
+    none, nothing is saved."""
+    job = Joint()
+    job.feed(*(RankLost(0, rank, "killed") for rank in sorted(dead)))
+    job.feed(FaultSeen(0, min({0, 1, 2, 3} - dead), "exception", "an error", own=True))
+    alive = [rank for rank in range(4) if rank not in dead]
+    for rank in alive:
+        job.report(rank, completed[rank], trusted[rank])
+    said = [completed[rank] for rank in alive if trusted[rank]]
+    able = [rank for rank in alive if trusted[rank] and completed[rank] == max(said, default=0)]
+    found = payloads(job, OrderKind.WRITE_PART)
+    if {rank % 2 for rank in able} != {0, 1}:
+        assert not found and {order.payload["code"] for order in job.open()} == {76}
+        return
+    ((step, groups),) = {(one["step"], tuple(one["groups"])) for one in found.values()}
+    (group,) = groups
+    ranks = [int(rank) for rank in group.partition("|")[2].split(",")]
+    assert step == max(said) and set(ranks) == found.keys() <= set(able)
+    assert [rank % 2 for rank in ranks] == [0, 1]
