@@ -72,6 +72,7 @@ class Negotiation:
         self._saving = False  # saveAndExit: it has decided before anybody asked
         self._strategy = ""  # that is carried out, by its name on the wire
         self._next = ""  # decided for while another one is carried out
+        self._tried: set[tuple[str, str]] = set()  # strategies of this event, with their extra words: none comes twice
         self._resumed: int | None = None  # the step S after which ranks train on; one more has to be completed
         self._pause = ""  # uuid of a pause
 
@@ -155,6 +156,7 @@ class Negotiation:
         else:
             self.uuid, self.place, self._next = signal.uuid, Place.STOPPING, ""
             self._settled.clear()
+            self._tried.clear()
             self._saving, self._resumed = signal.kind == w.SAVE_AND_EXIT, None
             yield self._tell(signal.faults)
 
@@ -167,12 +169,16 @@ class Negotiation:
         yield self._tell(signal.faults, leaving)
 
     def _be_decided(self, signal: Signal, nodes: Nodes) -> Iterator[Output]:
-        if self.place is Place.EXECUTING and signal.strategy != self._strategy:
+        known = {name for name, _ in self._tried}
+        if self.place is Place.EXECUTING and signal.strategy not in known:
             self._next = signal.strategy  # it does not wait for ours any more, but ours cannot be broken off
             yield Say(f"{WHO} decides for {signal.strategy} while {self._strategy} is carried out: if that fails, then")
         elif self.place is not Place.OFFERED:
             yield self._late(signal, f"nobody waits for it ({self.place.value})")
+        elif (signal.strategy, signal.extra) in self._tried:
+            yield self._late(signal, "it came before")
         else:
+            self._tried.add((signal.strategy, signal.extra))
             self._strategy, self._next, self.place = signal.strategy, "", Place.EXECUTING
             in_place = signal.strategy == w.IN_PLACE or w.IN_PLACE in signal.extra
             stays = in_place or w.FAULT_NODES_RESTART in signal.actions
@@ -320,6 +326,7 @@ class Negotiation:
         """The event is over."""
         self._known.clear()
         self._settled.clear()
+        self._tried.clear()
         self._offering = self._saving = False
         self._strategy = self._next = ""
         self._resumed = None

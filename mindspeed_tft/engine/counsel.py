@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from mindspeed_tft.engine.agreement import agree
 from mindspeed_tft.engine.desk import Desk
-from mindspeed_tft.engine.planning import DumpPlan, NoPlan, plan_dump
+from mindspeed_tft.engine.planning import NoPlan, plan_dump
 from mindspeed_tft.engine.reboot import Reboots
 from mindspeed_tft.engine.repair import SPOILING, Repairs, unrepairable
 from mindspeed_tft.engine.roster import Roster
@@ -34,9 +34,11 @@ class Counsel:
         self.stale = False  # what was asked is to be asked again, with the next tick: thousands may be lost at once
         self._desk, self._roster, self._deadlines = desk, roster, deadlines
         self._who = "the cluster manager"
+        self._reasons: dict[str, str] = {}  # why a strategy was not offered
         self._offered: tuple[str, ...] = ()
         self._until: float | None = None
         self._decisions = 0
+        self._asked = ""
         self._suspects: dict[int, str] = {}  # ranks whose memory is damaged, though they do not know
 
     # ------------------------------------------------------------------------------------------------ what is heard
@@ -78,23 +80,36 @@ class Counsel:
         self._decisions += 1
         if event.strategy not in self._offered:
             known = event.strategy in (RETRY, RECOVER, DUMP, EXIT)
-            reason = "the state of the job does not allow it" if known else "it is not in this version"
+            reason = (
+                self._reasons.get(event.strategy, "it is not switched on") if known else "it is not in this version"
+            )
             return f"{self._who} decided for {event.strategy!r}: {reason}"
         self.chosen, self.leaving = event.strategy, frozenset(event.leaving)
         also = f"; the nodes of {ranks(self.leaving)} go" if self.leaving else ""
         self._desk.note(f"{self._who} decides for {event.strategy}{also}")
         return ""
 
+    def lacking(self, *strategies: str) -> str:
+        """Which of these could not be, and why, as the end of a sentence; "" where all could."""
+        found = [f"{each} ({self._reasons[each]})" for each in strategies if self._reasons.get(each)]
+        return f"; not possible: {'; '.join(found)}" if found else ""
+
     # ------------------------------------------------------------------------------------------------ what is asked
 
-    def ask(self, possible: tuple[str, ...], failed: str, why: str, furthest: int) -> None:
+    def ask(self, possible: Mapping[str, str], failed: str, why: str, furthest: int) -> None:
         """Have it decide; the time that it has does not begin anew while it is asked the same again."""
-        self._offered, self.open, self.chosen, self.stale = possible, True, "", False
+        self._reasons = {strategy: reason for strategy, reason in possible.items() if reason}
+        self._offered = (*(strategy for strategy, reason in possible.items() if not reason), EXIT)
+        self.open, self.chosen, self.stale = True, "", False
         if self._until is None:
             self._until = self._desk.now + self._deadlines.consult
         before = f"; {failed} did not lead on: {why}" if failed else ""
-        self._desk.note(f"{self._who} is asked to decide, possible are {', '.join(possible)}{before}")
-        self._desk.put(Consult(possible, self._faults(), failed, why, furthest))
+        told = "".join(f"; not {strategy}: {reason}" for strategy, reason in self._reasons.items())
+        asked = f"{self._who} is asked to decide, possible are {', '.join(self._offered)}{told}{before}"
+        if asked != self._asked:  # it may be asked the same again, because it told of faults that are known
+            self._asked = asked
+            self._desk.note(asked)
+        self._desk.put(Consult(self._offered, self._faults(), failed, why, furthest))
 
     def late(self) -> bool:
         """It does not decide in time: nobody waits for it any more in this incident."""
@@ -122,7 +137,7 @@ class Counsel:
     def stopped(self) -> None:
         """Everybody is stopped (anew): what was possible counts no more."""
         self.open = self.stale = False
-        self._until, self.leaving = None, frozenset()
+        self._until, self.leaving, self._asked = None, frozenset(), ""
 
     def over(self) -> None:
         """The incident is."""
@@ -147,25 +162,30 @@ def possible(
     desk: Desk,
     repairs: Repairs | None,
     reboots: Reboots | None,
-) -> tuple[str, ...]:
-    """The strategies that the state of the job allows, the gentlest first."""
-    found = []
-    whole = repairs is not None and not unrepairable(desk.incident.current(), roster, reports, silent)
-    if whole and repairs is not None and not isinstance(repairs.outlook(reports, (), ()), NoPlan):
-        found.append(RETRY)
-    if reboots is not None and reboots.worth(reports, ()):
-        found.append(RECOVER)
-    if _savable(roster, reports, silent, desk, repairs):
-        found.append(DUMP)
-    return (*found, EXIT)
+) -> dict[str, str]:
+    """For each strategy but "exit", the gentlest first: why the state of the job does not allow it ("": it does)."""
+    found = {}
+    if repairs is not None:
+        found[RETRY] = unrepairable(desk.incident.current(), roster, reports, silent)
+        if not found[RETRY] and isinstance(plan := repairs.outlook(reports, (), ()), NoPlan):
+            found[RETRY] = plan.reason
+    if reboots is not None:
+        found[RECOVER] = reboots.hopeless(reports)
+    found[DUMP] = _unsavable(roster, reports, silent, desk, repairs)
+    return found
 
 
-def _savable(
+def _unsavable(
     roster: Roster, reports: dict[int, RankReport], silent: dict[int, str], desk: Desk, repairs: Repairs | None
-) -> bool:
-    if any(fault.own and fault.kind in SPOILING for fault in desk.incident.faults):
-        return False  # no state of this job can be proved right
+) -> str:
+    spoiled = next((fault for fault in desk.incident.faults if fault.own and fault.kind in SPOILING), None)
+    if spoiled is not None:
+        return f"the numbers of all ranks may be wrong since ({spoiled})"
     agreement = agree(reports, roster.infos, departed=repairs.evidence if repairs is not None else ())
+    if not agreement.provable:
+        return agreement.reason
+    if agreement.step == 0:
+        return "no step was completed, there is nothing to save"
     gone = {**silent, **roster.lost, **dict.fromkeys(roster.finished, "finished training")}
     plan = plan_dump(roster.infos, reports, agreement, gone)
-    return isinstance(plan, DumpPlan) and plan.step > 0
+    return plan.reason if isinstance(plan, NoPlan) else ""

@@ -105,6 +105,10 @@ class Reboots:
         """Training could go on, if newcomers stood for these ranks too, which do not report."""
         return not self._hopeless(reports, self._doomed(), silent)
 
+    def hopeless(self, reports: Mapping[int, RankReport]) -> str:
+        """Why newcomers would not help; "" where training could go on with them."""
+        return self._hopeless(reports, self._doomed())
+
     def begin(self, reports: Mapping[int, RankReport]) -> str:
         """Wait for newcomers, if that is worth while; otherwise why not."""
         first = not self.waiting

@@ -57,9 +57,11 @@ class Steering(Stops):
         elif event.strategy == RETRY and self._repairs is not None:
             self._repair_or_save(self._repairs)
         elif event.strategy == DUMP:
-            self._give_up("the cluster manager decided for a dump")
+            self._give_up(f"the cluster manager decided for a dump{self._counsel.lacking(RETRY, RECOVER)}")
         else:
-            self._leave(Ending("failed", -1, EXIT_UNSAVED, "the cluster manager decided for an exit without a dump"))
+            lacking = self._counsel.lacking(RETRY, RECOVER, DUMP)
+            why = f"the cluster manager decided for an exit without a dump{lacking}"
+            self._leave(Ending("failed", -1, EXIT_UNSAVED, why))
 
     def _take_away(self, event: Advised) -> None:
         """The nodes of these ranks go: whoever still lives there cannot go on."""

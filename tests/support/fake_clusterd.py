@@ -34,6 +34,7 @@ class Cluster:
         self.events = 0
         self.faults: dict[int, str] = {}
         self.tried: list[str] = []
+        self.offered: tuple[str, ...] = ()
         self.leaving: tuple[int, ...] = ()  # nodes that have to go with the next event
         self.initialised = self.registered = False
 

@@ -13,6 +13,7 @@ from mindspeed_tft.clusterd import words as w
 from mindspeed_tft.clusterd.negotiation import Negotiation, Output, Place, Reconnect, Say
 from mindspeed_tft.clusterd.words import Report, Signal
 from mindspeed_tft.engine import types as t
+from mindspeed_tft.engine.counsel import MAX_DECISIONS
 from mindspeed_tft.engine.incident import EXIT_MOVED, EXIT_REBORN, EXIT_UNSAVED
 from mindspeed_tft.engine.machine import Engine, State
 
@@ -125,7 +126,7 @@ def test_losses_while_it_decides_are_one_question_more() -> None:
     assert asked.faults == ((2, "lost"), (3, "lost"))
 
 
-@pytest.mark.parametrize(("strategy", "why"), [("retry", "does not allow it"), ("downgrade", "not in this version")])
+@pytest.mark.parametrize(("strategy", "why"), [("retry", "rank 3 was lost"), ("downgrade", "not in this version")])
 def test_what_was_not_offered_is_not_done(strategy: str, why: str) -> None:
     job = Job()
     job.lose(3)
@@ -144,6 +145,25 @@ def test_what_did_not_lead_on_is_decided_once_more() -> None:
     (asked,) = consults(job.report(0, 1, 2, 3))
     assert asked.failed == "retry" and "could not" in asked.why
     assert orders(job.advise("exit"), t.OrderKind.EXIT)[0].payload["code"] == EXIT_UNSAVED
+
+
+def test_whoever_decides_for_the_same_for_ever_is_not_asked_any_more() -> None:
+    job = Job()
+    job.lose(3)
+    job.report(0, 1, 2)
+    for _ in range(MAX_DECISIONS):
+        assert job.engine.state is State.CONSULTING
+        job.advise("retry")
+    assert job.engine.state is State.WAITING, "newcomers, by our own rules"
+    assert "has decided 10 times, and nothing led on" in notes(job.actions, warn=True)
+
+
+def test_an_exit_says_why_nothing_could_be_saved() -> None:
+    job = Job(frozenset({"dump"}))
+    job.lose(1, 3)
+    job.report(0, 2)
+    job.advise("exit")
+    assert "decided for an exit without a dump; not possible: dump (no holder left" in job.engine._summary
 
 
 def test_our_own_rules_hold_when_it_is_lost_or_late() -> None:
@@ -270,6 +290,15 @@ def test_results_of_what_did_not_lead_on() -> None:
         client.signal(w.CHANGE, strategy=strategy)
         assert reports(client.consult((1, "lost"), failed=strategy)) == [("RecoverStatus", code)]
         assert client.machine.place is place
+
+
+def test_a_strategy_that_comes_twice_in_one_event_is_tried_once() -> None:
+    client = Client()
+    client.to_offer()
+    client.signal(w.CHANGE, strategy="recover")
+    client.consult((1, "lost"), failed="recover")
+    assert "it came before" in words(client.signal(w.CHANGE, strategy="recover"))
+    assert client.signal(w.CHANGE, strategy="dump") == [t.Advised(0.0, "dump")]
 
 
 def test_a_decision_for_something_else_waits_until_the_first_has_failed() -> None:
