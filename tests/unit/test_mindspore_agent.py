@@ -122,3 +122,22 @@ def test_what_cannot_be_served_ends_msrun(
     with pytest.raises(SystemExit) as ended:
         agent.init_taskd_agent(config)
     assert ended.value.code == agent.REFUSED and "Remedy" in capfd.readouterr().err
+
+
+def test_asked_to_end_it_asks_the_workers_and_starts_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = Launcher([[]])
+    saves = (
+        "import os, signal, time\n"
+        f"end = lambda *_: (open(os.environ['{places.STATUS}'] + '/0', 'w').write('75'), os._exit(75))\n"
+        "signal.signal(signal.SIGTERM, end)\n"
+        "os.kill(os.getppid(), signal.SIGTERM)\n"  # this very process, once the worker is ready for it
+        "time.sleep(60)"
+    )
+
+    def start() -> None:
+        launcher.seen.append(os.environ[places.LIFE])
+        launcher.workers = [launcher._python(saves)]
+
+    monkeypatch.setattr(launcher, "start", start)
+    assert launcher.agent({}).run() == 75
+    assert launcher.seen == ["0"] and not left(launcher)
