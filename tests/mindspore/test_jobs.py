@@ -139,3 +139,14 @@ def test_a_script_that_nobody_edits(jobs: Jobs, unbroken: Final, tmp_path: Path)
     assert (job.save / "latest_step.txt").read_text() == "8"
     assert "the job is started again, 1 of 3 times" in job.output
     same(job, unbroken)
+
+
+def test_epochs_go_on_where_they_were(jobs: Jobs, tmp_path: Path) -> None:
+    """The rest of an epoch first, then the others whole."""
+    whole = jobs.start(epochs=4, ranks=1)
+    assert whole.end() == 0, whole.told()
+    fault = {"step": 7, "rank": 0, "signal": "SIGTERM", "mark": str(tmp_path / "mark")}
+    job = jobs.start(tft="{TTP:1}", agent=True, edited=False, epochs=4, ranks=1, fault=fault, slow=0.3)
+    assert job.end() == 0, job.told()
+    assert int((job.save / "latest_step.txt").read_text()) in range(6, 10)
+    assert len(whole.final(0)) > 15 and job.final(0) == whole.final(0)

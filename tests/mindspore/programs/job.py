@@ -3,6 +3,7 @@
 It is what a user would write, with one line for the plugin. The argument is JSON:
     steps, out (for the final bytes), mode (0 graph, 1 pynative), plugin (arguments of FaultTolerance; none: without),
     fault {step, rank, signal, mark}: sent to this very process once, as long as the file `mark` is not there,
+    epochs: of the same STEPS / EPOCHS batches each (1)
     slow: seconds that each step takes at least
     links: a file to which the handler of link switches adds what it is asked for; refuse: it says that it failed
     tsp: MindSpore's own TrainFaultTolerance instead of our callback, over our `mindio_ttp`
@@ -28,6 +29,8 @@ from mindspore.dataset import GeneratorDataset
 from mindspore.train import Callback, Model
 
 WORDS = json.loads(sys.argv[1])
+EPOCHS = WORDS.get("epochs", 1)
+BATCHES = WORDS["steps"] // EPOCHS
 
 
 class Network(nn.Cell):
@@ -46,13 +49,13 @@ class Batches:
         self.done, self.rank = done, rank
 
     def __iter__(self) -> Iterator[tuple[Any, Any]]:
-        for step in range(self.done + 1, WORDS["steps"] + 1):
+        for step in range(self.done + 1, BATCHES + 1):
             numbers = np.random.default_rng([step, self.rank])
             x = numbers.standard_normal((16, 8), dtype=np.float32)
             yield x, np.tanh(x[:, :4] * 0.5).astype(np.float32)
 
     def __len__(self) -> int:
-        return WORDS["steps"] - self.done
+        return BATCHES - self.done
 
 
 class Watch(Callback):  # type: ignore[misc]
@@ -128,7 +131,7 @@ def main() -> None:
     data = GeneratorDataset(Batches(done, rank), ["x", "y"], shuffle=False, num_parallel_workers=1)
     print(f"from step {done}", flush=True)
     if done < WORDS["steps"]:
-        model.train(1, data, callbacks=callbacks, dataset_sink_mode=False)
+        model.train(EPOCHS, data, callbacks=callbacks, dataset_sink_mode=False)
     final = {name: value.asnumpy() for name, value in model.train_network.parameters_dict().items()}
     np.savez(f"{WORDS['out']}-{rank}.npz", **{name.replace("/", "|"): value for name, value in final.items()})
     print("finished", flush=True)
