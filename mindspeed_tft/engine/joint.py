@@ -2,24 +2,31 @@
 
 Such a rank cannot lay a shard down for somebody else, nor finish an update that it had not begun when it was stopped:
 its framework saves in one collective of all that give a shard, and begins an update from its training loop alone. So a
-dump asks all of them at once, and a rank that did not come to an update which others completed is no source. It also
-has no commit of ours, in which ranks could agree on a step to be held at: what operators ask for is refused.
+dump asks all of them at once, and a rank that did not come to an update which others completed is no source.
+
+It also has no commit of ours, in which ranks agree on a step to be held at. Each holds at the first end of a step at
+which it knows that it is to; whoever comes there without knowing goes on into the next step, where it waits for the
+others. So ranks that are held apart are told to meet one step later, until all are held after the same one.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from mindspeed_tft.engine.agreement import Means, agree
-from mindspeed_tft.engine.desk import Payload
+from mindspeed_tft.engine.desk import Desk, Payload
 from mindspeed_tft.engine.dump import Dump, Stage
+from mindspeed_tft.engine.hold import Holds, Work
 from mindspeed_tft.engine.machine import Engine
 from mindspeed_tft.engine.planning import DumpPlan
-from mindspeed_tft.engine.types import Answer, Asked, OrderKind
+from mindspeed_tft.engine.roster import Roster
+from mindspeed_tft.engine.states import State
+from mindspeed_tft.engine.types import Answer, Asked, Deadlines, Held, OrderKind
 
 UNASKED = (
-    "the ranks of this job are driven by callbacks of another adaptor, and have no commit in which they could agree on"
-    " a step; what the job saves by itself, and the dump after a fault, are not concerned"
+    "the ranks of this job are driven by callbacks of another adaptor, none of which does it; `tftctl pause` works, and"
+    " after SIGTERM to a rank the job saves and leaves"
 )
 
 
@@ -54,10 +61,55 @@ def joint_groups(plan: DumpPlan) -> dict[str, tuple[int, ...]]:
     return {name: tuple(by[number] for number in sorted(by)) for name, by in sorted(groups.items())}
 
 
+class JointHolds(Holds):
+    """A pause and its end, and nothing that ranks would do meanwhile."""
+
+    def __init__(self, desk: Desk, roster: Roster, deadlines: Deadlines, issued: int) -> None:
+        super().__init__(desk, roster, deadlines, issued)
+        self._kinds = {"pause": self._pause, "resume": self._resume}
+        self._at: dict[int, int] = {}  # the step after which each rank was held last
+        self._apart_since: float | None = None  # some are held, and not all after the same step
+
+    def offer(self, kind: str, make: Callable[[Asked], Work], limit: float) -> None:
+        """No work is possible here."""
+
+    def asked(self, event: Asked, state: State, computing: int) -> None:
+        if event.kind in self._kinds:
+            super().asked(event, state, computing)
+        else:
+            self._desk.put(Answer(event.id, False, f"{event.kind} is not possible here: {UNASKED}"))
+
+    @property
+    def paused(self) -> bool:
+        return super().paused and len({self._at.get(rank) for rank in self._in}) == 1
+
+    def held(self, event: Held) -> None:
+        self._at[event.rank] = event.step
+        super().held(event)
+
+    def tick(self, computing: int) -> None:
+        now = self._desk.now
+        if not (self.wish.hold and self._in) or self.paused:
+            self._apart_since = None
+        elif self._apart_since is None:
+            self._apart_since = now
+        elif now - self._apart_since >= self._deadlines.heartbeat_lost / 2:
+            self._meet_later(max(self._at[rank] for rank in self._in) + 1)
+        super().tick(computing)
+
+    def _meet_later(self, step: int) -> None:
+        self._desk.note(f"{len(self._in)} of {len(self._roster.alive)} ranks are held, not all after one step: all"
+                        f" go on to the end of step {step}")  # fmt: skip
+        self._leaving |= self._in
+        self._in, self._apart_since = set(), None
+        self._hold(step, self.wish.limit, pending=self.wish.pending)
+
+
 class JointEngine(Engine):
     """See the module."""
 
     _dumps = JointDump
+    _operated = JointHolds
 
     def _decide(self) -> None:
         agreement = agree(self._reports, self._roster.infos, start=True)
@@ -66,6 +118,3 @@ class JointEngine(Engine):
                 self._reports[rank] = replace(self._reports[rank], trusted=False)
                 self._desk.note(f"rank {rank} did not come to its update of step {agreement.step}", warn=True)
         super()._decide()
-
-    def _on_asked(self, event: Asked) -> None:
-        self._desk.put(Answer(event.id, False, f"{event.kind} is not possible here: {UNASKED}"))

@@ -49,6 +49,7 @@ class Stops:
     """The stops of one job of `world_size` ranks, and what follows them. `machine.Engine` hands it what happens."""
 
     _dumps: type[Dump] = Dump  # how this job saves
+    _operated: type[Holds] = Holds  # and how it is held
 
     def __init__(
         self, deadlines: Deadlines, world_size: int, epoch: int, issued: int, tag: str, strategies: frozenset[str]
@@ -71,7 +72,7 @@ class Stops:
         if self._repairs is not None and "recover" in strategies:
             self._reboots = Reboots(self._desk, self._roster, deadlines, self._repairs)
         self._watch = Watch(self._desk, self._roster, deadlines)
-        self._holds = Holds(self._desk, self._roster, deadlines, issued)
+        self._holds = self._operated(self._desk, self._roster, deadlines, issued)
         link.offer(self._holds, self._desk, self._roster, deadlines)
         self._inquest: Inquest | None = None  # into ranks that do not report
         self._repair: Repair | None = None  # the try that is running

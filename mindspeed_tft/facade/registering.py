@@ -45,7 +45,7 @@ def tft_register_rename_handler(func: Callable[..., Any], ctx: Any = None) -> No
 
 
 def tft_register_stream_sync_handler(func: Callable[..., Any], ctx: Any = None) -> None:
-    """func(). Taken because adaptors register it with all others; there is no pause here before which it is called."""
+    """func(), before this rank is held: wait for what the device was given."""
     process().callbacks.register("stream_sync", func, ctx)
 
 

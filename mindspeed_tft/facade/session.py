@@ -11,6 +11,7 @@ import gc
 import logging
 import traceback
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, NoReturn
 
 from mindspeed_tft.engine.repair import INTACT as INTACT_RESULT
@@ -19,13 +20,18 @@ from mindspeed_tft.facade import callbacks as calls
 from mindspeed_tft.facade import shards
 from mindspeed_tft.facade.callbacks import CallbackHost
 from mindspeed_tft.facade.gate import Gate
-from mindspeed_tft.facade.words import FORCE_STOP, RepairType
+from mindspeed_tft.facade.words import FORCE_STOP, NotServed, RepairType
 from mindspeed_tft.recovery.files import DumpError
+from mindspeed_tft.recovery.hold import HoldBroken
 from mindspeed_tft.recovery.session import Link, Session
 
 log = logging.getLogger(__name__)
 
 ONE = {0: Update.UNTOUCHED}  # a rank's optimizers update together
+
+
+def _never() -> Path:
+    raise NotServed("a checkpoint that an operator wants", "no callback saves one while training goes on", "leave it")
 
 
 class ForceStop(RuntimeError):
@@ -88,7 +94,8 @@ class CallbackSession(Session[CallbackHost]):
         self.gate.leave()
 
     def boundary_of(self, step: int) -> None:
-        """The adaptor's loop has ended `step`, also where it was skipped and nothing was updated.
+        """The adaptor's loop has ended `step`, also where it was skipped and nothing was updated. Held here, where
+        operators want it.
 
         Raises:
             ForceStop: training has been stopped.
@@ -97,6 +104,14 @@ class CallbackSession(Session[CallbackHost]):
             self._stand_after(step)
         if self.gate.closing(self.resumed):
             raise ForceStop(f"after step {step}")
+        hold, _, limit = self.boundary.offer(step)
+        while hold:
+            self.boundary.agree(hold, 0, limit)
+            try:
+                self.boundary.reach(step, _never, leaves=False, settle=lambda: self.host.callbacks.call("stream_sync"))
+            except HoldBroken:
+                raise ForceStop(f"held after step {step}") from None
+            hold, _, limit = self.boundary.offer(step)  # told anew, because the others were held after another step
 
     # ------------------------------------------------------------------------------------------ a stop
 

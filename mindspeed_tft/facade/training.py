@@ -78,8 +78,8 @@ def tft_start_copy_os() -> None:
 
 
 def tft_pause_train(cur_step: int) -> None:
-    """The training loop has ended `cur_step`. Nobody is held here (`tftctl pause` is refused); a rank that has to stop
-    stops.
+    """The training loop has ended `cur_step`. Returns when it is to go on: `tftctl pause` holds all ranks here, after
+    the same step.
 
     Raises:
         FacadeError: a step below 0.

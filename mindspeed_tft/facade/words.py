@@ -122,7 +122,7 @@ NOT_SERVED: dict[str, tuple[str, str]] = {
     "tft_notify_controller_prepare_action": ("there is no hot switch", "kill the rank, and let tftrun replace it"),
     "tft_notify_controller_change_strategy": ("decisions are the engine's, no platform is heard", "leave it out"),
     "tft_notify_controller_dump": (
-        "the ranks of such a job have no commit in which they could agree on a step",
+        "no callback saves while training goes on",
         "send SIGTERM to a rank: the job saves, and leaves",
     ),
 }

@@ -14,15 +14,20 @@ from mindspeed_tft.engine.planning import DumpPlan, PartPlan
 from mindspeed_tft.engine.repair import INTACT
 from mindspeed_tft.engine.states import State
 from mindspeed_tft.engine.types import (
+    Action,
     Answer,
     Asked,
     FaultSeen,
+    Held,
     Order,
     OrderKind,
     RankInfo,
     RankLost,
     RankReport,
+    Released,
     Reported,
+    Tell,
+    Wish,
 )
 
 
@@ -110,11 +115,43 @@ def test_shards_in_the_order_of_their_numbers_and_experts_once() -> None:
     }
 
 
-def test_wishes_of_operators_are_refused_at_once() -> None:
+def test_what_no_callback_does_is_refused_at_once() -> None:
     job = Joint("retry")
-    for kind in ("pause", "dump", "switch-link"):
+    for kind in ("dump", "switch-link", "switch-back"):
         (answer,) = job.feed(Asked(0, kind, kind))
         assert isinstance(answer, Answer) and not answer.ok and f"{kind} is not possible here" in answer.text
+
+
+def wishes(actions: list[Action]) -> list[Wish]:
+    return [action.wish for action in actions if isinstance(action, Tell)]
+
+
+def test_ranks_that_are_held_apart_meet_one_step_later() -> None:
+    """Rank 3 did not know of the pause at the end of step 7, and waits for the others in step 8."""
+    job = Joint()
+    (first,) = wishes(job.feed(Asked(0, "p", "pause")))
+    job.feed(*(Held(0, rank, first.hold, 7) for rank in range(3)))
+    (second,) = wishes(job.wait(DEADLINES.heartbeat_lost))
+    assert second.hold > first.hold and second.hold_from == 8
+    job.feed(*(Released(0, rank, first.hold) for rank in range(3)))
+    assert not [one for one in job.actions if isinstance(one, Answer)]
+    found = job.feed(*(Held(0, rank, second.hold, 8) for rank in range(4)))
+    (answer,) = [one for one in found if isinstance(one, Answer)]
+    assert answer.ok and answer.data["step"] == 8
+    assert not wishes(job.wait(2 * DEADLINES.heartbeat_lost))  # nobody is sent on
+    (over,) = wishes(job.feed(Asked(0, "r", "resume")))
+    assert over.hold == 0
+    found = job.feed(*(Released(0, rank, second.hold) for rank in range(4)))
+    assert [one.ok for one in found if isinstance(one, Answer)] == [True]
+
+
+def test_all_held_is_no_pause_where_two_steps_are_told() -> None:
+    job = Joint()
+    (first,) = wishes(job.feed(Asked(0, "p", "pause")))
+    job.feed(*(Held(0, rank, first.hold, 7 + (rank == 3)) for rank in range(4)))
+    assert not [one for one in job.actions if isinstance(one, Answer)]
+    (second,) = wishes(job.wait(DEADLINES.heartbeat_lost))
+    assert second.hold_from == 9
 
 
 @settings(max_examples=200, deadline=None)

@@ -6,10 +6,12 @@ The names themselves, and what is refused, are tested in `test_mindio_names`.
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
-from mindio_support import WORLD, Run, run
+from mindio_support import WORLD, Job, Run, run, start
 
 FINE = {0}
 SAVED = {75, -signal.SIGKILL}
@@ -136,6 +138,34 @@ def test_an_unknown_error_leads_to_a_dump_and_nobody_is_needed_twice(tmp_path: P
     found = run(tmp_path, codes={75}, uce=True, fault=fault)
     assert (found.save / "latest_checkpointed_iteration.txt").read_text() == "4"
     assert not found.of("rollback")
+
+
+def tftctl(job: Job, *words: str) -> str:
+    command = [Path(sys.executable).with_name("tftctl"), *words]
+    done = subprocess.run(command, env=job.environ, capture_output=True, text=True, timeout=60, check=False)
+    return f"{done.returncode} {done.stdout}{done.stderr}"
+
+
+@pytest.mark.full
+def test_a_pause_holds_all_after_one_step(tmp_path: Path) -> None:
+    """And changes nothing: the same job without it ends with the same bytes."""
+    steps = 150
+    undisturbed = run(tmp_path / "undisturbed", codes=FINE, steps=steps, pace=0.02)
+    job = start(tmp_path / "paused", steps=steps, pace=0.02)
+    try:
+        job.wait_for("begin")
+        said = tftctl(job, "pause", "--for", "60s")
+        assert said.startswith("0 ") and "paused after step" in said, said
+        held = {one["rank"]: one["done"] for one in job.told() if one["what"] == "sync"}  # the last one of each
+        assert len(held) == WORLD and len(set(held.values())) == 1 and f"step {held[0]} " in said
+        refused = tftctl(job, "dump")
+        assert not refused.startswith("0 ") and "dump is not possible here" in refused
+        assert tftctl(job, "resume").startswith("0 ")
+    except BaseException:
+        job.kill()
+        raise
+    found = job.finish(FINE)
+    assert not found.of("stop") and found.states == undisturbed.states
 
 
 @pytest.mark.full

@@ -133,6 +133,7 @@ class Optimizer:
 
 
 groups = Groups()
+optimizer = Optimizer()
 model = torch.linspace(-1, 1, NUMBERS)
 
 
@@ -162,7 +163,10 @@ def train(weights: torch.Tensor, optimizer: Optimizer) -> str:
     if tft_is_reboot_node() and not fired:
         fired.add("joined")
         raise RuntimeError("ARF FINISH")
+    if pace := words.get("pace", 0.0):
+        tell("begin")
     for step in range(optimizer.step_done + 1, STEPS + 1):
+        time.sleep(pace * RANK / WORLD)  # not all at the same moment
         noise = torch.Generator().manual_seed(1000 * step + RANK)
         if fault_at(step, "forward"):
             strike(optimizer)
@@ -261,7 +265,7 @@ def rename(step: int, train_args: list[Any]) -> None:
 
 
 def sync() -> None:
-    tell("sync")
+    tell("sync", done=optimizer.step_done)
 
 
 # ------------------------------------------------------------------------------------------------ the program
@@ -308,7 +312,6 @@ def explicitly(*train_args: Any) -> str:
 def main() -> int:
     set_mindio_export_version("MindSpeed-LLM")
     start()
-    optimizer = Optimizer()
     if words.get("load"):
         state = torch.load(SAVE / f"iter_{words['load']:07d}" / "state.pt", weights_only=True)
         optimizer.step_done = state["step"]
