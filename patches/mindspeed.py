@@ -158,7 +158,8 @@ def stays_off(args: argparse.Namespace) -> str:
     return (
         "MindSpeed-LLM acts on --enable-high-availability itself, in its own training loop (mindio_ttp), and two"
         " systems would both try to recover the job. So MindSpeed-LLM's is in force; this plugin stays off, and flags"
-        " that begin with --tft- have no effect. To have this plugin, train with Megatron's own pretrain_gpt.py."
+        " that begin with --tft- have no effect. To have MindSpeed-LLM's adaptor run on this project's engine, import"
+        " mindspeed_tft.facade.mindio first, instead of mindspeed_tft.adaptor."
     )
 
 
@@ -173,7 +174,8 @@ def check_mindio() -> None:
             "--enable-high-availability",
             "MindSpeed-LLM acts on this flag itself, in its own training loop, and needs mindio_ttp for it, which is"
             " not installed",
-            "install mindio_ttp, or leave out --enable-high-availability",
+            "import mindspeed_tft.facade.mindio first, instead of mindspeed_tft.adaptor: it serves that name; or install"
+            " mindio_ttp, or leave out --enable-high-availability",
         )
 
 

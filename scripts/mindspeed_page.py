@@ -73,9 +73,12 @@ undo each other's work, so one is in force:
 | MindSpeed-LLM (its loop or its HighAvailabilityFeature) and `mindio_ttp` | MindSpeed-LLM's; the plugin stays off |
 | MindSpeed-LLM without `mindio_ttp` | refused at start-up |
 
-Rank 0 says at start-up that the plugin stays off; its `--tft-` flags have no effect then.
+Rank 0 says at start-up that the plugin stays off; its `--tft-` flags have no effect then. Two ways to be protected by
+this project all the same:
 
-To have this plugin, train with Megatron's own `pretrain_gpt.py` and `mindspeed.megatron_adaptor`.
+- MindSpeed-LLM's adaptor on this project's engine: import `mindspeed_tft.facade.mindio` first, instead of
+  `mindspeed_tft.adaptor`. It serves `mindio_ttp` ([facade](mindio-facade.md)).
+- The plugin itself: train with Megatron's own `pretrain_gpt.py` and `mindspeed.megatron_adaptor`.
 """
 
 

@@ -609,7 +609,7 @@ def test_mindspeed_llm_is_in_force_where_it_acts_on_the_same_flag(folder: Path, 
     with_llm(folder)
     assert coexist.stays_off(off) == ""
     line = coexist.stays_off(on)
-    assert "MindSpeed-LLM's is in force" in line and "this plugin stays off" in line and "pretrain_gpt.py" in line
+    assert "MindSpeed-LLM's is in force" in line and "this plugin stays off" in line and "facade.mindio" in line
 
     features = sys.modules["mindspeed.features_manager.features_manager"].MindSpeedFeaturesManager
     features.FEATURES_LIST.pop()
@@ -627,7 +627,7 @@ def test_mindspeed_llm_is_in_force_where_it_acts_on_the_same_flag(folder: Path, 
 
 
 def test_mindspeed_llm_without_mindio_is_refused(folder: Path) -> None:
-    with pytest.raises(Refused, match=r"needs mindio_ttp.*Remedy: install mindio_ttp"):
+    with pytest.raises(Refused, match=r"needs mindio_ttp.*Remedy: import mindspeed_tft.facade.mindio"):
         coexist.check_mindio()
     write(folder, {"mindio_ttp/__init__.py": ""})
     coexist.check_mindio()
