@@ -174,8 +174,8 @@ def check_mindio() -> None:
             "--enable-high-availability",
             "MindSpeed-LLM acts on this flag itself, in its own training loop, and needs mindio_ttp for it, which is"
             " not installed",
-            "import mindspeed_tft.facade.mindio first, instead of mindspeed_tft.adaptor: it serves that name; or install"
-            " mindio_ttp, or leave out --enable-high-availability",
+            "import mindspeed_tft.facade.mindio first, instead of mindspeed_tft.adaptor: it serves that name; or"
+            " install mindio_ttp, or leave out --enable-high-availability",
         )
 
 
