@@ -18,8 +18,18 @@ import torch
 import torch.utils.cpp_extension
 
 from mindspeed_tft import on_cpu
+from mindspeed_tft.platforms import cuda_names
 
 on_cpu.install()
+_cuda_on_cpu = cuda_names._on_cpu
+
+
+def _on_cpu(device: Any) -> Any:
+    """As for the names of CUDA. torch itself knows no "npu", so that the word stands in arguments alone."""
+    return torch.device("cpu") if isinstance(device, str) and device.startswith("npu") else _cuda_on_cpu(device)
+
+
+cuda_names._on_cpu = _on_cpu
 
 from torch_npu import npu, operators  # noqa: E402  (they need the mapping)
 
@@ -45,6 +55,14 @@ torch.Tensor.npu = _same  # type: ignore[attr-defined]
 torch.Tensor.is_npu = property(lambda _self: True)  # type: ignore[attr-defined]
 torch.nn.Module.npu = _same  # type: ignore[assignment]
 
+
+class _Options:
+    """Of groups of hccl. Without `hccl_config`, as in old releases, MindSpeed leaves a group's options alone."""
+
+
+_C = types.SimpleNamespace(
+    _distributed_c10d=types.SimpleNamespace(ProcessGroupHCCL=types.SimpleNamespace(Options=_Options))
+)
 profiler = types.ModuleType("torch_npu.profiler")
 sys.modules["torch_npu.profiler"] = profiler
 
