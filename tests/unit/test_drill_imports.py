@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -14,14 +15,16 @@ from mindspeed_tft.faults.spec import SpecError
 
 
 @pytest.fixture
-def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """`drilled_one` (a package) and `drilled_two` (a module), which write down that they were imported."""
     (tmp_path / "drilled_one").mkdir()
     (tmp_path / "drilled_one" / "__init__.py").write_text("")
     (tmp_path / "drilled_one" / "adaptor.py").write_text("patched = True")
     (tmp_path / "drilled_two.py").write_text("patched = True")
     monkeypatch.syspath_prepend(str(tmp_path))
-    return tmp_path
+    yield tmp_path
+    for name in [name for name in sys.modules if name.startswith("drilled_")]:
+        del sys.modules[name]
 
 
 def test_a_job_imports_what_its_drill_was_told_to(packages: Path) -> None:
