@@ -15,7 +15,7 @@ import torch
 from mindspeed_tft import runtime
 from mindspeed_tft.engine.types import Commit, RankInfo, Update
 from mindspeed_tft.patches import megatron_06_replicas, megatron_host, megatron_kinds, megatron_rollback
-from mindspeed_tft.recovery.record import StepRecord
+from mindspeed_tft.recovery.record import SmallState, StepRecord
 
 
 class MegatronHost06(megatron_host.MegatronHost):
@@ -25,6 +25,9 @@ class MegatronHost06(megatron_host.MegatronHost):
 
     def _rerun_mode(self) -> Any:
         return None
+
+    def replay_to_save(self, state: SmallState) -> dict[str, Any]:
+        return {}
 
     def batches(self) -> Any:
         return megatron_host._module("megatron.training.global_vars")

@@ -110,6 +110,11 @@ class MegatronHost:
     def _rerun_mode(self) -> Any:
         return _module("megatron.core.rerun_state_machine").get_rerun_state_machine().get_mode()
 
+    def replay_to_save(self, state: SmallState) -> dict[str, Any]:
+        """What a checkpoint of format torch has of Megatron's replay for wrong results, at the end of `state.step`."""
+        megatron_rollback.rerun_machine(self, state)
+        return {"rerun_state": megatron_releases.rerun_state(megatron_rollback.iterators(self.data), "torch")}
+
     def batches(self) -> Any:
         """The module that knows the number of micro-batches and the batch size."""
         return _module("megatron.core.num_microbatches_calculator")
@@ -545,28 +550,8 @@ class MegatronHost:
     # ------------------------------------------------------------------------------------------- memory
 
     def memory(self) -> tuple[int, int]:
-        """(bytes, parameters) on this rank: parameters, gradient buffers, main parameters and gradients, moments.
-
-        Storage is counted once, however many tensors view it.
-        """
-        storages: dict[int, int] = {}
-        parameters = 0
-        for chunk in self.model:
-            for parameter in chunk.parameters():
-                parameters += parameter.numel()
-                _count(storages, parameter.data)
-            for buffer in megatron_shards.gradient_buffers(chunk):
-                _count(storages, buffer.grad_data)
-        for optimizer in self.optimizers():
-            for group in optimizer.optimizer.param_groups:
-                for main in group["params"]:
-                    _count(storages, main.data)
-                    if main.grad is not None:  # a copy where gradients have 16 bits, otherwise a view
-                        _count(storages, main.grad)
-                    for value in optimizer.optimizer.state.get(main, {}).values():
-                        if torch.is_tensor(value) and value.numel() > 1:
-                            _count(storages, value)
-        return sum(storages.values()), parameters
+        """(bytes, parameters) of the training state on this rank."""
+        return megatron_shards.memory(self.model, self.optimizers())
 
 
 def in_background() -> bool:
@@ -590,11 +575,6 @@ def evaluation_samples(step: int) -> int:
 def _copy(state: dict[str, Any]) -> dict[str, Any]:
     """On the host and of its own: the tensors behind it may be overwritten, or be what breaks."""
     return {key: value.detach().cpu().clone() if torch.is_tensor(value) else value for key, value in state.items()}
-
-
-def _count(storages: dict[int, int], tensor: torch.Tensor) -> None:
-    storage = tensor.untyped_storage()
-    storages[storage.data_ptr()] = storage.nbytes()
 
 
 def _feed(digest: Any, value: Any) -> None:

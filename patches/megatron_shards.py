@@ -105,6 +105,34 @@ def gradient_buffers(chunk: Any) -> list[Any]:
     return [buffer for buffers in found if isinstance(buffers, list) for buffer in buffers]
 
 
+def memory(model: list[Any], optimizers: list[Any]) -> tuple[int, int]:
+    """(bytes, parameters): parameters, gradient buffers, main parameters and gradients, moments. Storage is counted
+    once, however many tensors view it."""
+    storages: dict[int, int] = {}
+    parameters = 0
+    for chunk in model:
+        for parameter in chunk.parameters():
+            parameters += parameter.numel()
+            _count(storages, parameter.data)
+        for buffer in gradient_buffers(chunk):
+            _count(storages, buffer.grad_data)
+    for optimizer in optimizers:
+        for group in optimizer.optimizer.param_groups:
+            for main in group["params"]:
+                _count(storages, main.data)
+                if main.grad is not None:  # a copy where gradients have 16 bits, otherwise a view
+                    _count(storages, main.grad)
+                for value in optimizer.optimizer.state.get(main, {}).values():
+                    if torch.is_tensor(value) and value.numel() > 1:
+                        _count(storages, value)
+    return sum(storages.values()), parameters
+
+
+def _count(storages: dict[int, int], tensor: torch.Tensor) -> None:
+    storage = tensor.untyped_storage()
+    storages[storage.data_ptr()] = storage.nbytes()
+
+
 # ------------------------------------------------------------------------------------------------ on the way
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mindspeed_tft.patches import megatron_kinds, megatron_releases, megatron_rollback
+from mindspeed_tft.patches import megatron_kinds, megatron_rollback
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery.record import SmallState
 
@@ -78,10 +78,14 @@ def _model_state(
     host: MegatronHost, state: SmallState, rng: list[dict[str, Any]], checkpointing: Any
 ) -> dict[str, Any]:
     model = checkpointing.unwrap_model(host.model)
-    megatron_rollback.rerun_machine(host, state)
-    rerun = megatron_releases.rerun_state(megatron_rollback.iterators(host.data), "torch")
     content: dict[str, Any] = checkpointing.generate_state_dict(
-        arguments(state), model, host.optimizer, host.scheduler, rng, iteration=state.step, rerun_state=rerun
+        arguments(state),
+        model,
+        host.optimizer,
+        host.scheduler,
+        rng,
+        iteration=state.step,
+        **host.replay_to_save(state),
     )
     content["num_floating_point_operations_so_far"] = state.flops
     return content
