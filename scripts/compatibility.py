@@ -105,7 +105,7 @@ def _releases(rows: ModuleType) -> Iterator[str]:
     yield ""
     yield f"All of the above was run with megatron-core {rows.MEGATRON}. Other releases were drilled with"
     yield "`tftctl drill --megatron CHECKOUT`; to do it again:"
-    yield "`TFT_MEGATRON_PATH=CHECKOUT pytest -m full tests/megatron/test_checkouts.py`."
+    yield "`TFT_MEGATRON_PATH=CHECKOUT pytest -m full tests/megatron/test_checkouts.py tests/megatron/test_core_06.py`."
     yield ""
     proved = ((row.release, row.source, row.proved, _names(row.tests)) for row in rows.RELEASES)
     yield from table(("release", "from", "proved exact", "tests"), proved)

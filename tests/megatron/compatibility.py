@@ -334,6 +334,20 @@ _RULES = "patches.megatron_rollback"
 _CHECKOUTS = "tests/megatron/test_checkouts.py"
 RELEASES: tuple[Release, ...] = (
     Release(
+        "0.6.0",
+        "git branch core_r0.6.0",
+        "replicas, which are the plugin's own there, change no byte of a stock run without: dp4, tp2dp2, pp2dp2; dump,"
+        " retry and recover on dp4, fp32 and bf16; gradient reductions that overlap",
+        tuple(
+            f"tests/megatron/test_core_06.py::{name}"
+            for name in (
+                "test_replicas_change_no_byte",
+                "test_a_run_with_replicas_goes_on_from_a_checkpoint_without",
+                "test_a_fault_changes_no_byte",
+            )
+        ),
+    ),
+    Release(
         "0.12.1",
         "git tag core_v0.12.1",
         "dump, retry and recover on dp4, tp2dp2 and pp2dp2, fp32 and bf16; fp16; overlapped communication; rewind;"
