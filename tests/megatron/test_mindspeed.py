@@ -46,10 +46,10 @@ def beside_mindspeed(monkeypatch: pytest.MonkeyPatch) -> Path:
     return megatron
 
 
-def run(program: str, megatron: Path, given: str = "", **environ: str) -> str:
+def run(program: str, megatron: Path, *words: str, given: str = "", **environ: str) -> str:
     path = os.pathsep.join([str(megatron), os.environ["PYTHONPATH"]])
     ended = subprocess.run(
-        [sys.executable, str(PROGRAMS / program)],
+        [sys.executable, str(PROGRAMS / program), *words],
         input=given,
         env={**os.environ, "PYTHONPATH": path, **environ},
         capture_output=True,
@@ -79,6 +79,30 @@ def test_a_job_with_mindspeed_ends_exact(beside_mindspeed: Path, drill: Callable
     assert re.search(row.seen, log), row.seen
 
 
+# --------------------------------------------------------------------------------------------------- import orders
+
+# Targets of ours that MindSpeed has patched too: both are called, ours outside.
+SHARED = {
+    "megatron.training.arguments:parse_args",
+    "megatron.training.arguments:validate_args",
+    "megatron.core.optimizer.optimizer:ChainedOptimizer.step",
+}
+
+
+@pytest.mark.parametrize(
+    "order", ["mindspeed ours", "ours mindspeed", "mindspeed ours repatch", "ours mindspeed repatch"]
+)
+def test_all_patches_are_in_place_in_every_order(beside_mindspeed: Path, order: str) -> None:
+    printed = run("mindspeed_order.py", beside_mindspeed, *order.split())
+    found = [json.loads(line.partition(" ")[2]) for line in printed.splitlines() if line.startswith("FOUND ")]
+    assert len(found) == 2
+    for each in found:
+        assert len(each["applied"]) >= 20 and set(each["applied"]) >= SHARED, each
+        # What other releases of Megatron have, and nothing else.
+        assert [text for text in each["others"] if "made for megatron " not in text] == [], each
+        assert set(each["shared"]) >= SHARED, each
+
+
 # ---------------------------------------------------------------------------------------------------- refusals
 
 
@@ -96,8 +120,8 @@ def test_all_that_is_refused_is_refused_by_real_parsers(beside_mindspeed: Path, 
         {"words": [*words, "--optimization-level", str(level)], "environ": {}} for level in (0, 1, 2)
     ]
     cases.append({"words": words, "options": [*BASE, *options], "attributes": names, "environ": {}})
-    given = json.dumps(cases)
-    printed = run("refusals.py", beside_mindspeed, given, IMPORTED_BEFORE="mindspeed.megatron_adaptor")
+    adaptor = "mindspeed.megatron_adaptor"
+    printed = run("refusals.py", beside_mindspeed, given=json.dumps(cases), IMPORTED_BEFORE=adaptor)
     found = [json.loads(line.partition(" ")[2]) for line in printed.splitlines() if line.startswith("CASE ")]
     assert [each["code"] for each in found[:3]] == [0, 0, 0], found[:3]
     for option, each in zip(refused, found[3:], strict=True):
