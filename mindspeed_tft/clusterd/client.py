@@ -34,7 +34,7 @@ ANSWER = 10.0  # seconds for one answer
 TRIES = 4  # of a report
 LAST = 5.0  # seconds for reports at the end of the job
 _OPTIONS = (
-    ("grpc.keepalive_time_ms", 5000),
+    ("grpc.keepalive_time_ms", 10_000),  # its own are 5 s: more of them than a server likes end the connection
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 8 << 20),
