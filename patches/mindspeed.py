@@ -37,6 +37,7 @@ GROUP = "mindspeed"  # of the patches that guard MindSpeed's manager
 
 _PATCH_MANAGER = "mindspeed.patch_utils"
 _FEATURES_MANAGER = "mindspeed.features_manager.features_manager"
+_ADAPTOR = "mindspeed.megatron_adaptor"
 _ARGUMENTS = "mindspeed.args_utils"
 _TTP = "mindspeed.core.ttp"
 _LLM_FEATURE = "mindspeed_llm.features_manager.high_availability"
@@ -151,31 +152,33 @@ def refuse_conflicts(args: argparse.Namespace) -> Iterator[Refused]:
 def stays_off(args: argparse.Namespace) -> str:
     """Why our features stay off though they are asked for, for the user to read; "" when they do not.
 
-    MindSpeed-LLM's forks of `pretrain` and `train` act on the same flags, so that ours could not protect them.
+    Forks of `pretrain` and `train` that act on the same flags are not protected by ours: MindSpeed-LLM's, and those of
+    MindSpeed for Megatron core_r0.6.0.
     """
-    if not (getattr(args, "enable_high_availability", False) and _llm_acts()):
+    who = _who_acts()
+    if not (getattr(args, "enable_high_availability", False) and who):
         return ""
     return (
-        "MindSpeed-LLM acts on --enable-high-availability itself, in its own training loop (mindio_ttp), and two"
-        " systems would both try to recover the job. So MindSpeed-LLM's is in force; this plugin stays off, and flags"
-        " that begin with --tft- have no effect. To have MindSpeed-LLM's adaptor run on this project's engine, import"
+        f"{who} acts on --enable-high-availability itself, in its own training loop (mindio_ttp), and two systems would"
+        f" both try to recover the job. So {who}'s is in force; this plugin stays off, and flags that begin with --tft-"
+        " have no effect. To have MindSpeed-LLM's adaptor run on this project's engine, import"
         " mindspeed_tft.facade.mindio first, instead of mindspeed_tft.adaptor."
     )
 
 
 def check_mindio() -> None:
-    """Where MindSpeed-LLM is in force.
+    """Where `stays_off` has a reason.
 
     Raises:
-        Refused: it cannot work here.
+        Refused: what is in force instead cannot work here.
     """
     if importlib.util.find_spec("mindio_ttp") is None:
         raise Refused(
             "--enable-high-availability",
-            "MindSpeed-LLM acts on this flag itself, in its own training loop, and needs mindio_ttp for it, which is"
+            f"{_who_acts()} acts on this flag itself, in its own training loop, and needs mindio_ttp for it, which is"
             " not installed",
-            "import mindspeed_tft.facade.mindio first, instead of mindspeed_tft.adaptor: it serves that name; or"
-            " install mindio_ttp, or leave out --enable-high-availability",
+            "import mindspeed_tft.facade.mindio first, instead of mindspeed_tft.adaptor: it serves that name to"
+            " MindSpeed-LLM; or install mindio_ttp, or leave out --enable-high-availability",
         )
 
 
@@ -190,9 +193,12 @@ def _early_arguments() -> Any:
     return getattr(sys.modules.get(_ARGUMENTS), "_MINDSPEED_ARGS", None)
 
 
-def _llm_acts() -> bool:
-    """Its loop asks for the flag itself, also where the feature was taken out of the list."""
-    return _LLM_LOOP in sys.modules or _llm_feature() or any(_patched_from(_LLM_RUNTIME))
+def _who_acts() -> str:
+    """Who else acts on our flags; "" when nobody does. MindSpeed-LLM's loop asks for them itself, also where the
+    feature was taken out of the list."""
+    if _LLM_LOOP in sys.modules or _llm_feature() or any(_patched_from(_LLM_RUNTIME)):
+        return "MindSpeed-LLM"
+    return "MindSpeed" if hasattr(sys.modules.get(_ADAPTOR), "high_availability_adaptation") else ""
 
 
 def _patched_from(package: str) -> Iterable[bool]:

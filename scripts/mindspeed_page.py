@@ -72,6 +72,7 @@ undo each other's work, so one is in force:
 | MindSpeed alone | this plugin |
 | MindSpeed-LLM (its loop or its HighAvailabilityFeature) and `mindio_ttp` | MindSpeed-LLM's; the plugin stays off |
 | MindSpeed-LLM without `mindio_ttp` | refused at start-up |
+| MindSpeed for core_r0.6.0, which has such an adaptor itself | as MindSpeed-LLM |
 
 Rank 0 says at start-up that the plugin stays off; its `--tft-` flags have no effect then. Two ways to be protected by
 this project all the same:

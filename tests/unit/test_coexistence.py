@@ -626,6 +626,14 @@ def test_mindspeed_llm_is_in_force_where_it_acts_on_the_same_flag(folder: Path, 
     assert coexist.stays_off(on) == line
 
 
+def test_mindspeed_of_old_acts_on_the_same_flag_itself(folder: Path, registry: Registry) -> None:
+    adaptor = start("mindspeed ours", registry)
+    on = argparse.Namespace(enable_high_availability=True)
+    assert coexist.stays_off(on) == ""
+    adaptor.high_availability_adaptation = lambda manager, args: None  # as the one for core_r0.6.0 has it
+    assert "So MindSpeed's is in force" in coexist.stays_off(on)
+
+
 def test_mindspeed_llm_without_mindio_is_refused(folder: Path) -> None:
     with pytest.raises(Refused, match=r"needs mindio_ttp.*Remedy: import mindspeed_tft.facade.mindio"):
         coexist.check_mindio()
