@@ -16,6 +16,10 @@ from mindspeed_tft.engine.types import RankInfo, RankReport, Update
 from mindspeed_tft.engine.words import count, some
 from mindspeed_tft.engine.words import ranks as _ranks
 
+# In the place of a checkpoint's step: whichever is the newest. Of ranks that do not know which there are; no checkpoint
+# is of this step.
+NEWEST = 0
+
 
 @dataclass(frozen=True)
 class PartPlan:
@@ -117,7 +121,7 @@ class RepairPlan:
 class RewindPlan:
     """All ranks at the checkpoint of `step`: `damaged` get the tensors that no checkpoint holds, then all load it."""
 
-    step: int  # of the checkpoint
+    step: int  # of the checkpoint; NEWEST: the one that ranks find, and tell
     last: int  # the last completed step, S
     safe: int  # up to this step, no checkpoint can hold wrong numbers that an update spread
     spoiled: bool  # wrong numbers may have been spread: checkpoints after `step` must not be used any more
@@ -141,8 +145,10 @@ class RewindPlan:
         return _busy(self.transfers)
 
     def describe(self) -> str:
-        text = f"all ranks load the checkpoint of step {self.step}, because {self.why}"
-        text += f"; {count(self.lost, 'completed step')} lost"
+        which = f"checkpoint of step {self.step}" if self.step != NEWEST else "newest checkpoint that they find"
+        text = f"all ranks load the {which}, because {self.why}"
+        if self.step != NEWEST:
+            text += f"; {count(self.lost, 'completed step')} lost"
         if self.transfers:
             sources = {transfer.source for transfer in self.transfers}
             text += f"; tensors that no checkpoint holds go to {_ranks(self.damaged)} from {_ranks(sources)}"

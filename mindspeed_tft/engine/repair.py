@@ -18,6 +18,7 @@ from mindspeed_tft.engine.agreement import Agreement, agree, digests_of, revise
 from mindspeed_tft.engine.desk import Desk, Payload
 from mindspeed_tft.engine.incident import Fault
 from mindspeed_tft.engine.planning import (
+    NEWEST,
     NoPlan,
     RepairPlan,
     RewindPlan,
@@ -39,6 +40,7 @@ NOTICED = REPAIRABLE | {"peer", "communication"}  # what ranks may say of others
 SPOILING = frozenset({"corrupted", "precision"})  # an update may have spread wrong numbers to every rank: rewound
 DAMAGING = frozenset({"memory", "corrupted"})  # the rank's own tensors may be damaged
 DIGEST = "digest:"  # before the id of a shard, in the result of an order
+LOADED = "loaded"  # in the result of a LOAD of the NEWEST checkpoint: its step
 INTACT = "intact"  # in the result of a REGROUP: why a rank that was taken for damaged needs nothing, as it now knows
 MOVED = "moved:"  # before a transfer, in the result of a REPAIR; its value: "bytes seconds", as this rank saw it
 WRONG_SHARDS = "wrong shards, never a source: "  # how a note begins that names whose memory is not what it was
@@ -213,11 +215,27 @@ class Repair:
             return
         if order.kind is OrderKind.FINISH_UPDATE:
             self._reports[order.rank] = finished(self._reports[order.rank], event)
+        if LOADED in event.result and isinstance(self.plan, RewindPlan) and not self._found(order.rank, event):
+            return
         if INTACT in event.result and isinstance(self.plan, RepairPlan):
             self._desk.note(f"rank {order.rank} is intact: {event.result[INTACT]}")
             self.plan = self.plan.without(order.rank)
         if not self._pending:
             self._advance()
+
+    def _found(self, rank: int, event: OrderDone) -> bool:
+        """A rank says which checkpoint it has loaded. False: it may not, and this try is over."""
+        plan, step = self.plan, int(event.result[LOADED])
+        assert isinstance(plan, RewindPlan)
+        most = plan.safe if plan.spoiled else plan.last
+        if plan.step not in (NEWEST, step):
+            self.fail(f"rank {rank} loaded the checkpoint of step {step}, and others that of step {plan.step}")
+        elif not 0 < step <= most:
+            why = f", where no later one than that of step {most} can be right" if plan.spoiled else ""
+            self.fail(f"rank {rank} loaded the checkpoint of step {step}{why}")
+        else:
+            self.plan = replace(plan, step=step)
+        return not self.failure
 
     def gone(self, rank: int, why: str) -> None:
         """A rank was lost, or left. Who finishes training was resumed, also when its answer is still on its way."""

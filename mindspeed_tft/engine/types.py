@@ -290,7 +290,7 @@ class OrderKind(str, Enum):
     ROLLBACK = "rollback"
     # payload: step, newcomers as above. Load the checkpoint of `step`, on all ranks together, and put every state of
     # the steps after it back to it (instead of a rollback). Later checkpoints are not used any more: their steps are
-    # computed again, and saved again
+    # computed again, and saved again. Step 0: the newest one. Result then: loaded, its step
     LOAD = "load"
     RESUME = "resume"  # payload: step. Train on with S + 1
     # Orders to ranks that are held, and to all of them together

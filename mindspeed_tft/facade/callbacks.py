@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from mindspeed_tft.engine.planning import NEWEST
 from mindspeed_tft.engine.types import RankInfo, Update
 from mindspeed_tft.facade.words import NotServed
 from mindspeed_tft.platforms import Damage
@@ -86,7 +87,8 @@ class CallbackHost:
         return -1
 
     def checkpoints(self) -> tuple[int, ...]:
-        return ()  # a rewind needs to know which there are, and no callback tells
+        """Which there are no callback tells; the newest one can be loaded, if there is one."""
+        return (NEWEST,) if "repair" in self.callbacks and "rollback" in self.callbacks else ()
 
     def stopped(self) -> None:
         """Nothing: the stop callback was called already."""

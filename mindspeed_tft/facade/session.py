@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from mindspeed_tft.engine.repair import INTACT as INTACT_RESULT
+from mindspeed_tft.engine.repair import LOADED
 from mindspeed_tft.engine.types import Commit, Deadlines, OrderKind, Update
 from mindspeed_tft.facade import callbacks as calls
 from mindspeed_tft.facade import shards
@@ -60,6 +61,7 @@ class CallbackSession(Session[CallbackHost]):
         self.gate, self.clean_before_dump, self._share_device = gate, clean_before_dump, share_device
         self.completed = 0  # the last step of which this rank knows that it is complete; 0: none in this process
         self.repaired_to = 0  # S of the last recovery, for `tft_get_repair_step`
+        self.loaded = 0  # the step of the checkpoint that a repair callback has loaded, as it told
         self.repair_type = ""  # "retry", "recover", "dump": of the recovery that goes on, or was the last
         self._memory = self._torn = False  # this rank's own fault: of device memory; in the middle of an update
         self._asked_memory = False  # the clean callback has looked at that fault: a device tells of it once
@@ -192,6 +194,8 @@ class CallbackSession(Session[CallbackHost]):
             return self._give_or_take(int(payload["step"]), [str(transfer) for transfer in payload["transfers"]])
         if kind is OrderKind.ROLLBACK:
             return self._back_to(int(payload["step"]))
+        if kind is OrderKind.LOAD:
+            return self._load_newest()
         found = super()._action(kind, payload)
         if kind is OrderKind.RESUME:
             self._memory = self._torn = False
@@ -240,12 +244,26 @@ class CallbackSession(Session[CallbackHost]):
     def _give_or_take(self, step: int, transfers: list[str]) -> dict[str, str]:
         taking = RepairType.RT_UCE_HIGHLEVEL if self._memory and not self._newcomer else RepairType.RT_RECV_REPAIR
         call = shards.repair_call(self.info.rank, transfers, taking)
+        if not call.error_ranks:
+            return {}  # before a load: what no optimizer owns comes with the checkpoint, or not at all
         rebuild = bool(call.taken) and taking is RepairType.RT_UCE_HIGHLEVEL
         self.host.callbacks.call("repair", step, rebuild, call.error_ranks, call.info)
         if set(self.info.holds) <= set(call.taken):
             self._damaged = False
             self.record.given(step)
         return {"taken": ",".join(call.taken)} if call.taken else {}
+
+    def _load_newest(self) -> dict[str, str]:
+        """All ranks together: the repair callback loads, and tells the step; the rollback callback does the rest."""
+        self._damaged, self.loaded = True, 0
+        rebuild = self._memory and not self._newcomer
+        info = shards.load_info(len(self.info.holds), rebuild)
+        self.host.callbacks.call("repair", self.completed, rebuild, [], info)
+        if self.loaded < 1:
+            raise DumpError("the repair callback loaded no checkpoint: it did not call tft_report_load_ckpt_step")
+        self._damaged = False
+        self._back_to(self.loaded)
+        return {LOADED: str(self.loaded)}
 
     def _back_to(self, step: int) -> dict[str, str]:
         if self._damaged:

@@ -15,6 +15,7 @@ from mindspeed_tft.facade.words import FacadeError, NotServed, OptimizerType, Re
 from mindspeed_tft.recovery.transfers import SMALL_STATE
 
 _NAME = "tft_set_optimizer_replica"
+UNOWNED = "/unowned"  # end of the name of what no optimizer owns: a checkpoint of the adaptor has it, or nobody
 KINDS = {OptimizerType.ATTENTION: "dense", OptimizerType.MOE: "expert"}
 _TYPES = {word: kind.value for kind, word in KINDS.items()}
 
@@ -99,6 +100,12 @@ def _type_of(name: str) -> int:
     return _TYPES[name.split("/")[1]]
 
 
+def load_info(replicas: int, rebuild: bool) -> dict[str, Any]:
+    """`repair_info` where every rank loads its newest checkpoint: nobody gives, nobody takes."""
+    kind = RepairType.RT_LOAD_REBUILD if rebuild else RepairType.RT_LOAD_CKPT
+    return {"type": list(range(replicas)), "repair_type": kind.value, "src": [], "dst": [], "rank_list": []}
+
+
 @dataclass(frozen=True)
 class RepairCall:
     """The arguments of this rank's repair callback, but for `train_args` and `ctx`."""
@@ -117,7 +124,7 @@ def repair_call(rank: int, transfers: Sequence[str], receives_as: RepairType) ->
         FacadeError: the rank would have to give and to take.
     """
     moves = [(shard, int(source), int(target)) for shard, source, target in (one.split("|") for one in transfers)]
-    moves = [move for move in moves if not move[0].endswith(SMALL_STATE)]
+    moves = [move for move in moves if not move[0].endswith((SMALL_STATE, UNOWNED))]
     units = sorted((_type_of(shard), target, source, shard) for shard, source, target in moves)
     mine = [unit for unit in units if rank in unit[1:3]]
     gives, takes = (any(unit[place] == rank for unit in mine) for place in (2, 1))

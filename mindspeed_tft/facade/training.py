@@ -140,8 +140,14 @@ def tft_reset_limit_step() -> None:
 
 
 def tft_report_load_ckpt_step(step: int) -> None:
-    """Raises: NotServed."""
-    raise refuse("tft_report_load_ckpt_step")
+    """A repair callback has loaded the checkpoint of `step`.
+
+    Raises:
+        FacadeError: a step below 1.
+    """
+    if step < 1:
+        raise FacadeError(f"tft_report_load_ckpt_step: step {step}; a checkpoint is of 1 or later")
+    process().session("tft_report_load_ckpt_step").loaded = step
 
 
 def tft_query_high_availability_switch() -> bool:

@@ -112,10 +112,6 @@ NOT_SERVED: dict[str, tuple[str, str]] = {
         "there are no local copies of optimizer states",
         "initialize with enable_local_copy=False",
     ),
-    "tft_report_load_ckpt_step": (
-        "a rewind loads one checkpoint on all ranks, and the callbacks tell nobody which ones exist",
-        "start the job again from its last checkpoint",
-    ),
     "tft_register_mindx_callback": ("decisions are the engine's, no platform is asked", "read events.jsonl instead"),
     "tft_notify_controller_stop_train": ("decisions are the engine's, no platform is heard", "send SIGTERM to a rank"),
     "tft_notify_controller_on_global_rank": ("decisions are the engine's, no platform is heard", "leave it out"),

@@ -6,12 +6,13 @@ from __future__ import annotations
 from typing import Any
 
 import hypothesis.strategies as st
+import pytest
 from engine_job import DEADLINES, E, EngineJob, U, notes, orders
 from hypothesis import given, settings
 
 from mindspeed_tft.engine.joint import JointEngine, joint_groups
-from mindspeed_tft.engine.planning import DumpPlan, PartPlan
-from mindspeed_tft.engine.repair import INTACT
+from mindspeed_tft.engine.planning import NEWEST, DumpPlan, PartPlan
+from mindspeed_tft.engine.repair import INTACT, LOADED
 from mindspeed_tft.engine.states import State
 from mindspeed_tft.engine.types import (
     Action,
@@ -24,6 +25,7 @@ from mindspeed_tft.engine.types import (
     RankInfo,
     RankLost,
     RankReport,
+    Recovered,
     Released,
     Reported,
     Tell,
@@ -182,3 +184,36 @@ def test_what_is_saved_is_of_one_step_and_whole_or_nothing_is(
     ranks = [int(rank) for rank in group.partition("|")[2].split(",")]
     assert step == max(said) and set(ranks) == found.keys() <= set(able)
     assert [rank % 2 for rank in ranks] == [0, 1]
+
+
+def loaded(job: Joint, *steps: int) -> list[Action]:
+    """Up to the answers to LOAD: which checkpoint each rank has found."""
+    job.feed(FaultSeen(0, 1, "precision", "wrong numbers", own=True))
+    for rank in range(4):
+        job.feed(Reported(0, RankReport(rank, 7, E, U, epoch=1, checkpoints=(NEWEST,))))
+    orders_ = job.until(OrderKind.LOAD)
+    assert {order.payload["step"] for order in orders_} == {NEWEST}
+    found: list[Action] = []
+    for order, step in zip(orders_, steps, strict=True):
+        found += job.answer(order, **{LOADED: str(step)})
+    return found
+
+
+def test_the_newest_checkpoint_is_whichever_all_ranks_find() -> None:
+    job = Joint("retry")
+    resumed = orders(loaded(job, 3, 3, 3, 3), OrderKind.RESUME)
+    assert {order.rank: order.payload["step"] for order in resumed} == dict.fromkeys(range(4), 3)
+    (recovered,) = [one for one in job.answer(*resumed) if isinstance(one, Recovered)]
+    assert (recovered.outcome, recovered.step) == ("rewound", 3) and "checkpoint of step 3" in recovered.summary
+    assert "newest checkpoint that they find" in notes(job.actions) and "step 0" not in notes(job.actions)
+
+
+@pytest.mark.parametrize(
+    ("steps", "why"),
+    [((3, 3, 3, 2), "rank 3 loaded the checkpoint of step 2, and others that of step 3"),
+     ((6, 6, 6, 6), "where no later one than that of step 5 can be right")],
+)  # fmt: skip
+def test_a_checkpoint_that_cannot_count_is_not_trained_on(steps: tuple[int, ...], why: str) -> None:
+    job = Joint("retry")
+    found = loaded(job, *steps)
+    assert why in notes(found, warn=True) and not orders(found, OrderKind.RESUME)

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mindio_support import WORLD, Job, Run, run, start
@@ -122,6 +123,36 @@ def test_a_fault_of_a_link_is_repaired_by_its_registered_text(tmp_path: Path, un
     found = run(tmp_path, codes=FINE, uce=True, fault=fault)
     assert not found.of("repair") and {one["step"] for one in found.of("rollback")} == {4}
     assert found.states == unbroken.states
+
+
+@pytest.mark.full
+@pytest.mark.parametrize(
+    ("fault", "replicas"),
+    [
+        ({"kind": "uce"}, 1),  # nobody else has its slice
+        ({"kind": "text", "text": "MY NUMBERS are wrong"}, 2),  # registered as RS_RETRY: nobody's state counts
+    ],
+    ids=["no replica", "wrong numbers"],
+)
+def test_where_no_state_is_left_all_load_the_newest_checkpoint(
+    tmp_path: Path, fault: dict[str, str], replicas: int
+) -> None:
+    undisturbed = run(tmp_path / "undisturbed", codes=FINE, uce=True, replicas=replicas)
+    words = {"rank": 1, "step": 7, "phase": "forward", **fault}
+    found = run(tmp_path / "rewound", codes=FINE, uce=True, replicas=replicas, periodic=3, fault=words)
+    kinds = {one["rank"]: (one["info"]["repair_type"], one["rebuild"]) for one in found.of("repair")}
+    load, rebuild = (5, False), (6, True)
+    assert kinds == {rank: rebuild if rank == 1 and fault["kind"] == "uce" else load for rank in range(WORLD)}
+    assert [one["step"] for one in found.of("rollback")] == [3] * WORLD
+    assert found.states == undisturbed.states
+
+
+@pytest.mark.full
+@pytest.mark.parametrize("more", [{}, {"periodic": 3, "load_apart": True}], ids=["there is none", "not the same one"])
+def test_a_checkpoint_that_is_none_for_all_ends_the_job(tmp_path: Path, more: dict[str, Any]) -> None:
+    fault = {"rank": 1, "step": 7, "phase": "forward", "kind": "text", "text": "MY NUMBERS are wrong"}
+    found = run(tmp_path, codes={76}, uce=True, fault=fault, **more)
+    assert not found.of("save") and not found.states
 
 
 @pytest.mark.full

@@ -52,7 +52,7 @@ from mindio_ttp.framework_ttp import (
     tft_start_updating_os,
     tft_wait_next_action,
 )
-from mindio_ttp.framework_ttp.ttp_decorator import tft_get_repair_type
+from mindio_ttp.framework_ttp.ttp_decorator import tft_get_repair_type, tft_report_load_ckpt_step
 from mindio_ttp.utils import tft_set_update_end_time, tft_set_update_start_time
 
 words: dict[str, Any] = json.loads(sys.argv[1])
@@ -183,6 +183,9 @@ def train(weights: torch.Tensor, optimizer: Optimizer) -> str:
         tft_end_updating_os(step)
         optimizer.step_done = step
         gather(weights, optimizer)
+        if step == words.get("periodic"):
+            SAVE.mkdir(exist_ok=True)
+            torch.save({"step": step, "tensors": optimizer.tensors}, SAVE / f"periodic-{RANK}.pt")
         tft_pause_train(step)
     return "trained"
 
@@ -219,6 +222,9 @@ def repair(
     step: int, need_rebuild: bool, error_ranks: list[int], info: dict[str, Any], train_args: Any, ctx: Any
 ) -> None:
     tell("repair", step=step, rebuild=need_rebuild, errors=error_ranks, info=info)
+    if info["repair_type"] in (RepairType.RT_LOAD_CKPT.value, RepairType.RT_LOAD_REBUILD.value):
+        load_periodic(train_args[OPTIMIZER])
+        return
     ranks = info["rank_list"]
     group = group_of(f"repair-{step}-{ranks}", ranks)
     optimizer: Optimizer = train_args[OPTIMIZER]
@@ -232,6 +238,13 @@ def repair(
                 group.recv([tensor], ranks.index(source), 0).wait()
         if words.get("sabotage"):
             optimizer.second[0] += 1e-7
+
+
+def load_periodic(optimizer: Optimizer) -> None:
+    state = torch.load(SAVE / f"periodic-{RANK}.pt", weights_only=True)
+    for mine, loaded in zip(optimizer.tensors, state["tensors"], strict=True):
+        mine.copy_(loaded)
+    tft_report_load_ckpt_step(state["step"] + (RANK if words.get("load_apart") else 0))
 
 
 def rollback(step: int, train_args: list[Any], ctx: Any) -> None:
@@ -292,6 +305,7 @@ def register() -> None:
     tft_register_rollback_handler(rollback)
     tft_register_rebuild_group_handler(rebuild)
     tft_register_stream_sync_handler(sync)
+    tft_register_exception_handler("MY NUMBERS", "RS_RETRY", lambda text: text)
     tft_register_exception_handler("MY LINK", "RS_HCCL_FAILED", lambda text: text)
 
 
