@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 BACKUP = "backup"  # the other link of each device; the one without a name is the main one
 STEP = "tft_step"  # name in the checkpoint file beside those that MindFormers reads: step_num, epoch_num
+_HALF = 30  # bits
 Handler = Callable[[list[int], list[bool]], bool]
 
 
@@ -116,8 +117,10 @@ class MindSpore:
 
         if self._gather is None:
             self._gather = ops.AllGather()  # MindSpore's collectives on a CPU reduce nothing to its maximum
-        told = self._gather(ms.Tensor(list(numbers), ms.int64)).asnumpy().reshape(self._world_size, len(numbers))
-        return [int(number) for number in told.max(axis=0)]
+        # In halves: on a CPU the upper half of a 64-bit number does not arrive (MindSpore 2.10).
+        halves = [half for number in numbers for half in (number >> _HALF, number & ((1 << _HALF) - 1))]
+        told = self._gather(ms.Tensor(halves, ms.int32)).asnumpy().reshape(self._world_size, len(numbers), 2)
+        return [max((int(high) << _HALF) + int(low) for high, low in told[:, i]) for i in range(len(numbers))]
 
 
 class Link:
