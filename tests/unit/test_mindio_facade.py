@@ -200,6 +200,25 @@ def test_a_pause_holds_all_after_one_step(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_rank_that_ends_while_all_are_held_leads_to_a_dump_of_that_step(tmp_path: Path, number: int) -> None:
+    """SIGTERM is how a scheduler takes a node away: the rank itself saves as well, if its slice is wanted."""
+    job = start(tmp_path, steps=4000, pace=0.01)
+    try:
+        job.wait_for("begin")
+        said = tftctl(job, "pause", "--for", "60s")
+        assert "paused after step" in said, said
+        job.processes[3].send_signal(number)
+    except BaseException:
+        job.kill()
+        raise
+    found = job.finish(SAVED)
+    (step,) = {one["step"] for one in found.of("save")}
+    assert f"paused after step {step} " in said
+    assert (found.save / "latest_checkpointed_iteration.txt").read_text() == str(step)
+
+
+@pytest.mark.full
 def test_a_dead_rank_is_replaced(tmp_path: Path, unbroken: Run) -> None:
     launcher = ("tftrun", "--nproc-per-node", str(WORLD))
     fault = {"rank": 3, "step": 5, "phase": "forward", "kind": "kill"}
