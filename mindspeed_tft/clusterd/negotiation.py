@@ -154,10 +154,10 @@ class Negotiation:
             why = f"{len(self._unregistered)} ranks have not registered yet"
             yield Report("ReportStopComplete", w.NOT_READY, why)
         else:
-            self.uuid, self.place, self._next = signal.uuid, Place.STOPPING, ""
-            self._settled.clear()
-            self._tried.clear()
-            self._saving, self._resumed = signal.kind == w.SAVE_AND_EXIT, None
+            known = set(self._known) if self.place is Place.REPORTED else set()  # else it has begun anew
+            self._forget()
+            self.uuid, self.place, self._known = signal.uuid, Place.STOPPING, known
+            self._saving = signal.kind == w.SAVE_AND_EXIT
             yield self._tell(signal.faults)
 
     def _hear_of_all(self, signal: Signal, nodes: Nodes) -> Iterator[Output]:
@@ -171,6 +171,7 @@ class Negotiation:
     def _be_decided(self, signal: Signal, nodes: Nodes) -> Iterator[Output]:
         known = {name for name, _ in self._tried}
         if self.place is Place.EXECUTING and signal.strategy not in known:
+            self._tried.add((signal.strategy, signal.extra))
             self._next = signal.strategy  # it does not wait for ours any more, but ours cannot be broken off
             yield Say(f"{WHO} decides for {signal.strategy} while {self._strategy} is carried out: if that fails, then")
         elif self.place is not Place.OFFERED:

@@ -283,6 +283,17 @@ def test_nodes_that_are_to_go_before_it_decides_are_faults_of_all_their_ranks() 
     assert told == t.Told(0.0, ((2, "process"), (3, "process")), "ClusterD")
 
 
+def test_an_event_that_begins_in_another_one_takes_its_place() -> None:
+    client = Client()
+    client.to_offer()
+    (told,) = client.signal(w.STOP, "f", faults=((2, w.OTHER),))
+    assert told == t.Told(0.0, ((2, "process"),), "ClusterD")
+    assert reports(client.consult((1, "lost"), (2, "process"))) == [("StopComplete", 0), ("ProcessFault", 0)]
+    assert "another event" in words(client.signal(w.GLOBAL, "e"))
+    client.signal(w.GLOBAL, "f", faults=((2, w.OTHER),))
+    assert reports(client.consult((1, "lost"), (2, "process"))) == [("RecoverStrategy", 0)]
+
+
 def test_results_of_what_did_not_lead_on() -> None:
     for strategy, code, place in (("retry", 405, Place.STOPPED), ("recover", 406, Place.OFFERED)):
         client = Client()
