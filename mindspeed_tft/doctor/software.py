@@ -9,7 +9,6 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from mindspeed_tft import platforms
 from mindspeed_tft.agent import reboot
 from mindspeed_tft.doctor.findings import Finding, green, red, yellow
 from mindspeed_tft.doctor.job import Job
@@ -95,6 +94,8 @@ def check_flags(job: Job) -> Iterator[Finding]:
             "give a directory with ca.crt, node.crt and node.key, or say --tft-insecure",
         )
     backend = job.option("--distributed-backend")
+    from mindspeed_tft import platforms  # with torch, which `tftctl` of a MindSpore job does without
+
     if backend and (why := platforms.select().why_no_abort(backend)):
         yield red("flags", f"--distributed-backend {backend}: {why[0]}", why[1])
 

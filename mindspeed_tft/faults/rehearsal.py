@@ -19,7 +19,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from mindspeed_tft import platforms
 from mindspeed_tft.agent import policy, spare, standby
 from mindspeed_tft.faults import gpt_job, inject, jobs, releases, spec, verdict
 from mindspeed_tft.faults.imports import NONE, Imports
@@ -286,6 +285,8 @@ def _checks(plan: Plan) -> list[str]:
 
 
 def _device_flags() -> list[str]:
+    from mindspeed_tft import platforms  # with torch, which `tftctl` of a MindSpore job does without
+
     if platforms.select().name != "cpu":
         return ["--distributed-backend", "nccl"]
     return ["--distributed-backend", "gloo", "--use-cpu-initialization"]
