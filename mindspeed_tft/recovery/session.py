@@ -287,7 +287,7 @@ class Session(Generic[HostT]):
                 trusted=not self._damaged,
                 epoch=self.link.stop_epoch if self._stopping else 0,
                 rng_start=self.host.rng_digest(record.start) if record.start else "",
-                rng_end=self.host.rng_digest(self.host.small_state(record.step)) if begun else "",
+                rng_end=self._rng_end() if begun else "",
                 checkpoints=checkpoints,
                 digests=digests,
                 stamps={shard: stamp for shard, stamp in stamps.items() if shard in digests},
@@ -298,6 +298,13 @@ class Session(Generic[HostT]):
                 },
             )
         )
+
+    def _rng_end(self) -> str:
+        try:
+            return self.host.rng_digest(self.host.small_state(self.record.step))
+        except RuntimeError as exc:  # a device does not let memory be read that has failed
+            log.warning("rank %d: its random state cannot be told now: %s", self.info.rank, exc)
+            return ""
 
     def _digests(self) -> dict[str, str]:
         """Hashes of the shards as they are; none before training, where they are of no step, or are not to be read."""

@@ -11,6 +11,7 @@ from mindspeed_tft.engine.types import OrderKind, RankReport
 from mindspeed_tft.groups import CommunicationAborted
 from mindspeed_tft.recovery import session as session_module
 from mindspeed_tft.recovery.halt import Halt
+from mindspeed_tft.recovery.record import SmallState
 from mindspeed_tft.recovery.session import Session
 from tests.unit.test_session import DEADLINES, Left, ToyHost, ToyLink, compute, ordered, repair_orders
 
@@ -141,3 +142,22 @@ def test_a_rank_whose_device_does_not_go_on_is_no_source(
     (report,) = link.reports
     assert not report.trusted and "NPU 3 refuses" in report.fault
     assert ("done", 3, False, "DumpError: this rank's memory was damaged and not repaired", {}) in link.said
+
+
+def test_memory_that_cannot_be_read_hinders_no_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An NPU refuses to read what it has marked as damaged, until it is about to be replaced."""
+    host, link = ToyHost(tmp_path), ToyLink()
+    session: Session[ToyHost] = Session(host, link, DEADLINES, str, lambda _text: "memory")
+    compute(session, host, 1)
+    compute(session, host, 2, "commit")
+
+    def unreadable(_step: int) -> SmallState:
+        raise RuntimeError("There is unsafe data in the input tensor")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(host, "small_state", unreadable)
+        session._damaged = True
+        session.report()
+    assert (link.reports[0].rng_end, link.reports[0].trusted) == ("", False)
+    session.report()
+    assert link.reports[1].rng_end != ""  # control
