@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torch.overrides import TorchFunctionMode
+from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
 FORCE_STOP = "FORCE STOP."
 
@@ -30,14 +30,13 @@ class Device:
     def __init__(self) -> None:
         self.rank = int(os.environ.get("RANK", "0"))
         self.stopped = False
-        self.known_damage = True  # until a restart
         self.condition = threading.Condition()
         self.communicators: list[Any] = []  # which a stop ends
         self._calls: dict[str, int] = {}
         self._refused = [self._refusal(text) for text in os.environ.get("FAKE_NPU_REFUSE", "").split(",") if text]
         folder = os.environ.get("FAKE_NPU_RECORD")
         self._record = Path(folder, f"rank{self.rank}.jsonl") if folder else None
-        self._noticing: tuple[int, _Noticing] | None = None
+        self._noticing: _Noticing | None = None
 
     @staticmethod
     def _refusal(text: str) -> tuple[str, int, str]:
@@ -93,19 +92,19 @@ class Device:
         self._notice()
 
     def restart(self) -> None:
-        if self._noticing is not None and self._noticing[0] == threading.get_ident():
-            self._noticing[1].__exit__(None, None, None)
+        if self._noticing is not None and threading.current_thread() is threading.main_thread():
+            if _get_current_function_mode() is self._noticing:  # autograd puts back what was before a backward
+                self._noticing.__exit__(None, None, None)
             self._noticing = None
         with self.condition:
-            self.stopped = self.known_damage = False
-        self.known_damage = True  # of the next error
+            self.stopped = False
 
     def _notice(self) -> None:
         main = threading.current_thread() is threading.main_thread()
         if main and self._noticing is None and self._record is not None:
             mode = _Noticing()
             mode.__enter__()
-            self._noticing = (threading.get_ident(), mode)
+            self._noticing = mode
 
 
 device = Device()
