@@ -1,10 +1,10 @@
-"""What the environment of a MindSpore job turns on: its names keep their meaning, and nothing is ignored."""
+"""What the environment of a MindSpore job says: its names keep their meaning, and nothing is ignored."""
 
 from __future__ import annotations
 
 import pytest
 
-from mindspeed_tft.mindspore import switches, training
+from mindspeed_tft.mindspore import places, switches, training
 from mindspeed_tft.settings import Refused
 
 
@@ -82,3 +82,37 @@ def test_hccl_moves_links_only_with_its_retry() -> None:
         assert missing in switches.why_no_link_switch(switches.read({"HCCL_OP_RETRY_ENABLE": text}))
     with pytest.raises(Refused, match="HCCL_OP_RETRY_ENABLE"):
         switches.read({"HCCL_OP_RETRY_ENABLE": "L7:1"})
+
+
+MSRUN = {"MS_WORKER_NUM": "8", "MS_NODE_ID": "5", "MS_SCHED_HOST": "10.0.0.7", "MS_SCHED_PORT": "8118"}
+
+
+def test_a_worker_of_msrun_knows_its_place() -> None:
+    found = places.find({**MSRUN, places.LOCAL: "4", places.LIFE: "2"})
+    assert (found.rank, found.world_size, found.local_rank, found.nodes) == (5, 8, 1, 2)
+    config = found.config(training.settle({}, {}, switches.read({})).deadlines(), "incidents", strategies=("dump",))
+    assert (config.node_rank, config.nnodes, config.controller_host, config.restart) == (1, 2, "10.0.0.7", 2)
+    assert (config.run_name, config.master) == ("msrun-8118", "10.0.0.7:8118")
+
+
+def test_workers_of_one_host_are_all_local_and_a_program_alone_is_a_job_of_one() -> None:
+    found = places.find({**MSRUN, "MS_SCHED_HOST": "127.0.0.1"})
+    assert (found.local_rank, found.local_world_size, found.nodes) == (5, 8, 1)
+    assert (places.find({}).world_size, places.find({}).rank) == (1, 0)
+
+
+@pytest.mark.parametrize(
+    ("changed", "word"),
+    [
+        ({"MS_NODE_ID": ""}, "MS_NODE_ID.*--node_rank"),
+        ({"MS_WORKER_NUM": "many"}, "MS_WORKER_NUM"),
+        ({places.LOCAL: "3"}, "not a multiple of 3"),
+    ],
+)
+def test_a_place_that_cannot_be_known_is_refused(changed: dict[str, str], word: str) -> None:
+    with pytest.raises(Refused, match=word):
+        places.find({**MSRUN, places.LOCAL: "4", **changed})
+
+
+def test_under_the_agent_a_dying_gasp_is_possible() -> None:
+    assert places.why_no_dying_gasp({places.LIFE: "0"}) == ""
