@@ -1,4 +1,4 @@
-"""Every option of MindSpeed, judged: proved exact by a drill, apart from what a recovery puts back, or refused.
+"""Every option of MindSpeed, judged: in a drill, apart from what a recovery puts back, or refused.
 
 Data only: `test_mindspeed.py` runs the drills and walks over the options of real checkouts, `scripts/mindspeed_page.py`
 prints this as `docs/mindspeed.md`. What is refused stands in `mindspeed_tft.patches.mindspeed_unproved` (and, of
@@ -13,8 +13,8 @@ RELEASES = ("master (2026-07)", "v26.0.0_core_r0.12.1")
 MEGATRON = "core_v0.12.1"
 
 
-class Proved(NamedTuple):
-    """One drill: a training with MindSpeed and these flags ends exact though it was broken."""
+class Drill(NamedTuple):
+    """A training with MindSpeed and these flags that has to end exact though it is broken."""
 
     name: str
     features: str
@@ -25,6 +25,7 @@ class Proved(NamedTuple):
     dtype: str = "bf16"
     order: str = "mindspeed ours"  # of the imports; "repatched": MindSpeed takes its patches back and applies them anew
     seen: str = ""  # a pattern of the broken job's log
+    passed: tuple[str, ...] = ()  # with which of `RELEASES`; none: it has not been run yet
 
     def arguments(self) -> list[str]:
         """For `tftctl drill`, but for the checkout of Megatron."""
@@ -43,9 +44,9 @@ IMPORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "ours mindspeed repatched": ((), (_ADAPTOR, _AGAIN)),
 }
 
-PROVED: tuple[Proved, ...] = (
-    Proved("level-0", "what MindSpeed always patches", "--optimization-level 0", dtype="fp32"),
-    Proved(
+DRILLS: tuple[Drill, ...] = (
+    Drill("level-0", "what MindSpeed always patches", "--optimization-level 0", dtype="fp32"),
+    Drill(
         "level-0-dump",
         "the same in a dump",
         "--optimization-level 0",
@@ -53,8 +54,8 @@ PROVED: tuple[Proved, ...] = (
         preset="dump",
         order="ours mindspeed",
     ),
-    Proved("level-1", "affinity", "--optimization-level 1", order="ours mindspeed repatched"),
-    Proved(
+    Drill("level-1", "affinity", "--optimization-level 1", order="ours mindspeed repatched"),
+    Drill(
         "level-2",
         "all that is on by default, with its fused kernels and recomputation",
         "--optimization-level 2 --use-flash-attn --normalization RMSNorm --use-fused-rmsnorm --swiglu"
@@ -62,7 +63,7 @@ PROVED: tuple[Proved, ...] = (
         " --recompute-norm --npu-deterministic",
         order="mindspeed ours repatched",
     ),
-    Proved(
+    Drill(
         "level-2-dump",
         "the same in a dump, with padded buffers",
         "--optimization-level 2 --use-flash-attn --param-and-grad-buffer-pad 512 --overlap-grad-reduce"
@@ -70,13 +71,13 @@ PROVED: tuple[Proved, ...] = (
         fault="kill@2:7:update",
         preset="dump",
     ),
-    Proved(
+    Drill(
         "pipeline",
         "stages that send one by one, layers that do nothing",
         "--optimization-level 2 --num-layers 4 --noop-layers 3",
         layout="pp2dp2",
     ),
-    Proved(
+    Drill(
         "tensor",
         "tensor parallelism",
         "--optimization-level 2",
@@ -86,8 +87,8 @@ PROVED: tuple[Proved, ...] = (
     ),
 )
 
-# Options that are proved, by the row whose drill has them.
-PROVED_FLAGS: dict[str, str] = {
+# Options that drills have, by the name of one.
+DRILLED: dict[str, str] = {
     "--optimization-level": "level-0",
     "--use-fused-rmsnorm": "level-2",
     "--use-fused-swiglu": "level-2",

@@ -25,7 +25,7 @@ from mindspeed_tft.patches import megatron_unproved, mindspeed, mindspeed_unprov
 from mindspeed_tft.settings import STRATEGIES
 
 from .conftest import Drilled
-from .mindspeed_features import APART, COMPANIONS, PROVED, PROVED_FLAGS, WORDS, Proved
+from .mindspeed_features import APART, COMPANIONS, DRILLED, DRILLS, RELEASES, WORDS, Drill
 from .test_refusals import BASE, HA
 
 pytestmark = pytest.mark.megatron
@@ -64,8 +64,8 @@ def run(program: str, megatron: Path, *words: str, given: str = "", **environ: s
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("row", PROVED, ids=lambda row: row.name)
-def test_a_job_with_mindspeed_ends_exact(beside_mindspeed: Path, drill: Callable[..., Drilled], row: Proved) -> None:
+@pytest.mark.parametrize("row", DRILLS, ids=lambda row: row.name)
+def test_a_job_with_mindspeed_ends_exact(beside_mindspeed: Path, drill: Callable[..., Drilled], row: Drill) -> None:
     found = drill("--megatron", str(beside_mindspeed), *row.arguments())
     report = found.report
     assert (found.status, report["verdict"], report["reasons"]) == (0, "exact", []), found.output
@@ -136,7 +136,7 @@ def judged() -> dict[str, str]:
     """Flag to verdict."""
     of_megatron = {option.flag for option in megatron_unproved.UNPROVED}
     found = {**dict.fromkeys(of_megatron, "refused"), **dict.fromkeys(REFUSED, "refused")}
-    found |= dict.fromkeys(PROVED_FLAGS, "proved")
+    found |= dict.fromkeys(DRILLED, "drilled")
     found |= {flag: "apart" for row in APART for flag in row.flags.split()}
     return found | {flag: f"with {main}" for main, flags in COMPANIONS.items() for flag in flags.split()}
 
@@ -151,12 +151,13 @@ def test_the_judgements_do_not_contradict_each_other() -> None:
     refused, companions = set(REFUSED), [flag for flags in COMPANIONS.values() for flag in flags.split()]
     apart = [flag for row in APART for flag in row.flags.split()]
     assert len(refused) == len(mindspeed_unproved.UNPROVED)
-    every = [*refused, *PROVED_FLAGS, *apart, *companions]
+    every = [*refused, *DRILLED, *apart, *companions]
     assert sorted(flag for flag in set(every) if every.count(flag) > 1) == []
     assert set(COMPANIONS) - set(judged()) == set()
-    rows = {row.name: row for row in PROVED}
-    assert len(rows) == len(PROVED)
-    for flag, name in PROVED_FLAGS.items():
+    rows = {row.name: row for row in DRILLS}
+    assert len(rows) == len(DRILLS)
+    assert all(release in RELEASES for row in DRILLS for release in row.passed)
+    for flag, name in DRILLED.items():
         assert flag in rows[name].flags.split(), (flag, name)
 
 
