@@ -130,11 +130,14 @@ def _assert_exact(found: Drilled, preset: str, faults: tuple[str, ...]) -> None:
     [
         ("dump", "dp4", "fp32", ("kill@1:7:backward",), ()),
         ("dump", "dp4", "bf16", ("exc@0:7:update",), ("--overlap-grad-reduce",)),
-        ("dump", "tp2dp2", "fp16", ("kill@3:7:commit",), SCALE),
+        ("dump", "dp4", "fp16", ("kill@3:7:clip",), SCALE),
+        ("dump", "tp2dp2", "bf16", ("kill@3:7:commit",), ()),
         ("dump", "pp2dp2", "fp32", ("kill@2:7:param-gather",), ()),
         ("retry", "dp4", "fp32", ("uce@1:4:backward", "link@2:7:grad-reduce", "uce@3:9:update"), ()),
         ("retry", "dp4", "bf16", ("uce@0:5:clip", "uce@2:8:param-gather"), ("--overlap-grad-reduce",)),
+        ("retry", "dp4", "bf16", ("uce@1:4:eval", "link@2:7:save"), ()),
         ("recover", "dp4", "fp32", ("kill@1:5:backward", "kill@2:9:update"), ()),
+        ("recover", "pp2dp2", "fp32", ("uce@1:4:backward", "kill@2:9:param-gather"), ()),
         ("recover", "dp4", "bf16", ("kill@0:7:grad-reduce",), ("--overlap-grad-reduce",)),
     ],
 )
@@ -159,3 +162,18 @@ def test_a_fault_changes_no_byte(
         preset,
     )
     _assert_exact(drill(*place, *words, *(["--", *flags] if flags else [])), preset, faults)
+
+
+@pytest.mark.parametrize(
+    ("fault", "words"),
+    [("uce@1:7:backward", ("--replicas", "1")), ("nan@1:7:backward", ())],
+    ids=["no replica", "wrong numbers"],
+)
+def test_all_go_back_to_the_last_checkpoint(
+    drill: Callable[..., Drilled], checkout: Path, fault: str, words: tuple[str, ...]
+) -> None:
+    """Megatron's own load, with what is not loaded put back."""
+    found = drill("--megatron", str(checkout), "--preset", "retry", "--fault", fault, *words)
+    report = found.report
+    assert (found.status, report["verdict"], report["reasons"]) == (0, "exact", []), found.output
+    assert (report["strategy"], report["compared"]["different"]) == ("rewind", 0)
