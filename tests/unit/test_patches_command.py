@@ -34,7 +34,8 @@ def tftctl(*words: str) -> subprocess.CompletedProcess[str]:
 def test_every_patch_with_target_state_versions_and_origin(root: Path) -> None:
     result = tftctl("--json")
     assert result.returncode == 0, result.stderr
-    rows = {(row["target"], row["group"]): row for row in json.loads(result.stdout)}
+    every = json.loads(result.stdout)
+    rows = {(row["target"], row["group"]): row for row in every if row["state"] != "skipped"}  # of other releases
     train = rows["megatron.training.training:train", HA]
     assert (train["state"], train["kind"], train["needs"]) == ("declared", "wrap", "--enable-high-availability")
     assert train["versions"] and train["host_version"].startswith("0.19")
@@ -43,7 +44,7 @@ def test_every_patch_with_target_state_versions_and_origin(root: Path) -> None:
     assert Path(origin) == root / "patches" / "megatron_training.py" and "wrap" in written[0]
     place, line = train["place"].rsplit(":", 1)
     assert "def train(" in Path(place).read_text().splitlines()[int(line) - 1]
-    assert {group for _, group in rows} == {HA, "parser", "instances", "drill", "torch-elastic", "mindspeed"}
+    assert {row["group"] for row in every} == {HA, "parser", "instances", "drill", "torch-elastic", "mindspeed"}
     # Active already, and waits for a MindSpeed that may come.
     manager = rows["mindspeed.patch_utils:MindSpeedPatchesManager.apply_patches", "mindspeed"]
     assert manager["state"] == "waiting" and "has not been imported" in manager["detail"]
@@ -58,7 +59,8 @@ def test_another_checkout_is_read_and_not_imported(tmp_path: Path) -> None:
     result = tftctl("--megatron", str(tmp_path))
     assert result.returncode == 1, result.stderr  # patches are missing
     lines = result.stdout.splitlines()
-    (train,) = [line for line in lines if " megatron.training.training:train " in line]
+    every = [line for line in lines if " megatron.training.training:train " in line]
+    (train,) = [line for line in every if line.split()[0] != "skipped"]  # as those of other releases are
     assert train.split()[0] == "declared" and "(here 0.19.7)" in train and "patches/megatron_training.py:" in train
     assert (
         "missing: megatron.training.training:train_step: module megatron.training.training has no 'train_step'" in lines
