@@ -32,9 +32,10 @@ from rich.console import Console
 from rich.table import Table
 
 from mindspeed_tft.faults import gpt_job, jobs
+from mindspeed_tft.faults.plans import PROGRAM, Plan, training_flags
 from mindspeed_tft.faults.references import environment_facts
-from mindspeed_tft.faults.rehearsal import PROGRAM, Plan, read_steps, training_flags
 from mindspeed_tft.faults.spec import SpecError, check_replicas, parse_layout
+from mindspeed_tft.faults.traces import read_steps
 
 # Larger than a drill's job: a step of a few milliseconds would make any fixed cost look huge.
 MODEL_FLAGS = ("--num-layers", "4", "--hidden-size", "256", "--ffn-hidden-size", "1024", "--seq-length", "128",

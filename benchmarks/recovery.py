@@ -34,7 +34,8 @@ from typing import Any
 
 from mindspeed_tft.cli.drill import make_plan
 from mindspeed_tft.faults import gpt_job, jobs
-from mindspeed_tft.faults.rehearsal import PROGRAM, StepLog, read_steps, stock_flags
+from mindspeed_tft.faults.plans import PROGRAM, stock_flags
+from mindspeed_tft.faults.traces import StepLog, read_steps
 
 ROOT = Path(__file__).resolve().parent.parent
 STEPS, INTERVAL = 20, 7

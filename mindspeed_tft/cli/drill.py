@@ -20,7 +20,8 @@ from rich.table import Table
 from mindspeed_tft.cli.progress import listener_for
 from mindspeed_tft.faults import jobs, spec, verdict
 from mindspeed_tft.faults.imports import NONE, Imports
-from mindspeed_tft.faults.rehearsal import Plan, Report, megatron_sources, rehearse, totals
+from mindspeed_tft.faults.plans import Plan, megatron_sources
+from mindspeed_tft.faults.rehearsal import Report, rehearse, totals
 from mindspeed_tft.faults.spec import SpecError
 
 ENV_CACHE = "TFT_DRILL_CACHE"

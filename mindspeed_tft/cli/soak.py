@@ -13,7 +13,8 @@ from rich.table import Table
 from mindspeed_tft.cli import drill
 from mindspeed_tft.cli.progress import listener_for
 from mindspeed_tft.faults import soak
-from mindspeed_tft.faults.rehearsal import megatron_sources, totals
+from mindspeed_tft.faults.plans import megatron_sources
+from mindspeed_tft.faults.rehearsal import totals
 from mindspeed_tft.faults.spec import REPAIR_PHASES, SpecError
 
 

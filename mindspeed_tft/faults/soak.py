@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from mindspeed_tft.faults import jobs, spec
-from mindspeed_tft.faults.rehearsal import Listener, Plan, Report, StepLog, read_incidents, read_steps, rehearse
+from mindspeed_tft.faults.plans import Plan
+from mindspeed_tft.faults.rehearsal import Listener, Report, rehearse
 from mindspeed_tft.faults.spec import REPAIR_PHASES, STEP_PHASES, FaultSpec, Layout, SpecError
+from mindspeed_tft.faults.traces import StepLog, read_incidents, read_steps
 from mindspeed_tft.faults.verdict import Verdict
 
 PRESETS = ("retry", "recover")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_tft.faults import compare, gpt_job, jobs, rehearsal
+from mindspeed_tft.faults import compare, gpt_job, jobs, plans, rehearsal
 from mindspeed_tft.faults.spec import parse_layout
 
 pytestmark = pytest.mark.megatron
@@ -24,15 +24,15 @@ class Quiet:
 @pytest.fixture
 def run(references: Path, tmp_path: Path) -> Callable[[bool], tuple[Path, Path, str]]:
     """`run(on)`: train unbroken with the plugin imported; (reference checkpoint, own checkpoint, log)."""
-    plan = rehearsal.Plan(layout=parse_layout("dp4"), faults=())
+    plan = plans.Plan(layout=parse_layout("dp4"), faults=())
     made = rehearsal.Rehearsal(plan, tmp_path, references, Quiet())
 
     def go(on: bool) -> tuple[Path, Path, str]:
         reference = made.reference()
-        flags = rehearsal.plugin_flags(plan) if on else rehearsal.stock_flags(plan)
+        flags = plans.plugin_flags(plan) if on else plans.stock_flags(plan)
         save = tmp_path / "save"
         flags = (gpt_job.WITH_PLUGIN, *flags, "--save", str(save), "--save-interval", str(plan.steps))
-        command = jobs.torchrun(jobs.Size(plan.layout.world_size), rehearsal.PROGRAM, flags)
+        command = jobs.torchrun(jobs.Size(plan.layout.world_size), plans.PROGRAM, flags)
         ended = jobs.run(jobs.Job("unbroken", command, tmp_path / "unbroken.log", 150, {}))
         assert (ended.returncode, ended.leftover) == (0, ()), ended.tail(60)
         end = f"iter_{plan.steps:07d}"

@@ -14,7 +14,8 @@ import checkouts
 import pytest
 
 from mindspeed_tft.faults import control
-from mindspeed_tft.faults.rehearsal import Plan, Rehearsal, rehearse
+from mindspeed_tft.faults.plans import Plan
+from mindspeed_tft.faults.rehearsal import Rehearsal, rehearse
 from mindspeed_tft.faults.spec import parse_fault, parse_layout
 
 from .chains import in_a_row, went_on_after

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 from fake_clusterd import ALL, Cluster, Server
 
-from mindspeed_tft.faults.rehearsal import Plan, Report, rehearse
+from mindspeed_tft.faults.plans import Plan
+from mindspeed_tft.faults.rehearsal import Report, rehearse
 from mindspeed_tft.faults.spec import parse_fault, parse_layout
 
 from .conftest import Quiet

@@ -13,7 +13,7 @@ from pathlib import Path
 import checkouts
 import pytest
 
-from mindspeed_tft.faults import compare, gpt_job, jobs, rehearsal
+from mindspeed_tft.faults import compare, gpt_job, jobs, plans, rehearsal
 from mindspeed_tft.faults.spec import parse_layout
 from mindspeed_tft.patches.groups import MEGATRON_06
 
@@ -31,17 +31,17 @@ def checkout() -> Path:
 SCALE = ("--initial-loss-scale", "256", "--loss-scale-window", "3")
 
 
-def _unbroken(plan: rehearsal.Plan, references: Path, work: Path, begin: int = 0) -> tuple[Path, Path, str]:
+def _unbroken(plan: plans.Plan, references: Path, work: Path, begin: int = 0) -> tuple[Path, Path, str]:
     """(save directory of the stock run, that of a run with the plugin and no fault, its log). `begin`: the step of the
     stock run from whose checkpoint it goes on."""
     made = rehearsal.Rehearsal(plan, work, references, Quiet())
     stock = made.reference()
-    flags = (gpt_job.WITH_PLUGIN, *rehearsal.plugin_flags(plan), "--save", str(work / "save"), "--save-interval", "3")
+    flags = (gpt_job.WITH_PLUGIN, *plans.plugin_flags(plan), "--save", str(work / "save"), "--save-interval", "3")
     if begin:
         shutil.copytree(stock / f"iter_{begin:07d}", work / "load" / f"iter_{begin:07d}")
         (work / "load" / compare.TRACKER).write_text(str(begin))
         flags += ("--load", str(work / "load"))
-    command = jobs.torchrun(jobs.Size(plan.layout.world_size), rehearsal.PROGRAM, flags)
+    command = jobs.torchrun(jobs.Size(plan.layout.world_size), plans.PROGRAM, flags)
     found = (str(plan.megatron), os.environ.get("PYTHONPATH", ""))
     environ = {"PYTHONPATH": os.pathsep.join(place for place in found if place)}
     ended = jobs.run(jobs.Job("unbroken", command, work / "unbroken.log", 150, environ))
@@ -72,7 +72,7 @@ def _different(stock: Path, own: Path, steps: int, begin: int = 0) -> int:
 def test_replicas_change_no_byte(
     checkout: Path, references: Path, tmp_path: Path, layout: str, dtype: str, replicas: int, flags: tuple[str, ...]
 ) -> None:
-    plan = rehearsal.Plan(
+    plan = plans.Plan(
         layout=parse_layout(layout),
         faults=(),
         dtype=dtype,
@@ -88,7 +88,7 @@ def test_replicas_change_no_byte(
 def test_a_run_with_replicas_goes_on_from_a_checkpoint_without(
     checkout: Path, references: Path, tmp_path: Path
 ) -> None:
-    plan = rehearsal.Plan(layout=parse_layout("dp4"), faults=(), dtype="bf16", megatron=checkout)
+    plan = plans.Plan(layout=parse_layout("dp4"), faults=(), dtype="bf16", megatron=checkout)
     stock, own, _ = _unbroken(plan, references, tmp_path, begin=6)
     assert not (own / "iter_0000006").exists()
     assert _different(stock, own, plan.steps, begin=6) == 0
@@ -108,7 +108,7 @@ def test_control_a_replica_that_is_not_exact_is_found_out(
     spoil: Callable[..., None], checkout: Path, references: Path, tmp_path: Path, module: str, spoiled: str
 ) -> None:
     spoil(module, spoiled)
-    plan = rehearsal.Plan(layout=parse_layout("dp4"), faults=(), megatron=checkout)
+    plan = plans.Plan(layout=parse_layout("dp4"), faults=(), megatron=checkout)
     stock, own, _ = _unbroken(plan, references, tmp_path)
     assert _different(stock, own, plan.steps) > 0
 

@@ -15,7 +15,8 @@ import netns
 import pytest
 
 from mindspeed_tft.control.authority import Authority
-from mindspeed_tft.faults.rehearsal import Plan, Report, rehearse
+from mindspeed_tft.faults.plans import Plan
+from mindspeed_tft.faults.rehearsal import Report, rehearse
 from mindspeed_tft.faults.spec import parse_fault, parse_layout
 
 from .conftest import Drilled, Quiet

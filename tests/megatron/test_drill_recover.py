@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_tft.faults.rehearsal import Plan, rehearse
+from mindspeed_tft.faults.plans import Plan
+from mindspeed_tft.faults.rehearsal import rehearse
 from mindspeed_tft.faults.spec import parse_fault, parse_layout
 
 from .chains import assert_in_a_row, in_a_row, went_on_after

@@ -15,7 +15,7 @@ import pytest
 
 from mindspeed_tft.cli.drill import make_plan
 from mindspeed_tft.faults import gpt_job, jobs
-from mindspeed_tft.faults.rehearsal import PROGRAM, plugin_flags
+from mindspeed_tft.faults.plans import PROGRAM, plugin_flags
 
 from .conftest import Drilled
 

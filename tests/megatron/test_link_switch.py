@@ -21,7 +21,7 @@ import psutil
 import pytest
 
 from mindspeed_tft.faults import gpt_job, inject
-from mindspeed_tft.faults.rehearsal import Plan, plugin_flags
+from mindspeed_tft.faults.plans import Plan, plugin_flags
 from mindspeed_tft.faults.spec import format_faults, parse_fault, parse_layout
 
 from .test_operate import PATIENCE, Operated

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from mindspeed_tft.faults import inject, jobs, rehearsal
+from mindspeed_tft.faults import inject, jobs, plans
 from mindspeed_tft.faults.spec import parse_layout
 from mindspeed_tft.replica.holders import Precision, bytes_per_parameter
 
@@ -28,10 +28,10 @@ full = pytest.mark.full
 
 def run(directory: Path, program: str, precision: Precision, replicas: int, fault: str = "") -> jobs.Ended:
     """Train a larger model than a drill's on four data-parallel ranks, each of which is `program`."""
-    plan = rehearsal.Plan(
+    plan = plans.Plan(
         layout=parse_layout("dp4"), faults=(), replicas=replicas, steps=3, extra=(*MODEL, *FLAGS[precision])
     )
-    flags = (*rehearsal.plugin_flags(plan), "--save", str(directory / "save"), "--save-interval", "100")
+    flags = (*plans.plugin_flags(plan), "--save", str(directory / "save"), "--save-interval", "100")
     launcher = ("-m", "torch.distributed.run", "--nproc-per-node", "4", "--rdzv-backend", "c10d")
     place = ("--rdzv-endpoint", "127.0.0.1:0", "--local-addr", "127.0.0.1")
     command = (sys.executable, *launcher, *place, str(PROGRAMS / program), *flags)

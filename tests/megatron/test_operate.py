@@ -22,8 +22,10 @@ import pytest
 
 from mindspeed_tft.control import operator_client
 from mindspeed_tft.faults import gpt_job, jobs
-from mindspeed_tft.faults.rehearsal import Plan, Rehearsal, plugin_flags, read_steps
+from mindspeed_tft.faults.plans import Plan, plugin_flags
+from mindspeed_tft.faults.rehearsal import Rehearsal
 from mindspeed_tft.faults.spec import parse_layout
+from mindspeed_tft.faults.traces import read_steps
 from mindspeed_tft.faults.verdict import Compared
 
 from .conftest import Quiet

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from mindspeed_tft.faults import compare
-from mindspeed_tft.faults.rehearsal import Plan, Rehearsal
+from mindspeed_tft.faults.plans import Plan
+from mindspeed_tft.faults.rehearsal import Rehearsal
 from mindspeed_tft.faults.spec import parse_layout
 
 from .conftest import Drilled

@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from mindspeed_tft.faults import gpt_job, jobs, rehearsal
+from mindspeed_tft.faults import gpt_job, jobs, plans
 from mindspeed_tft.faults.spec import parse_layout
 from mindspeed_tft.replica.holders import holders
 from mindspeed_tft.replica.layout import Sizes, data_parallel_lists
@@ -183,12 +183,12 @@ WANTED = "--tft-require-separate-hosts"
 
 def launch(directory: Path, layout: str, hosts: dict[str, int], steps: int, flags: Sequence[str]) -> jobs.Ended:
     """A job on hosts of these names, each with so many ranks; they are host names on this machine."""
-    plan = rehearsal.Plan(layout=parse_layout(layout), faults=(), steps=steps)
+    plan = plans.Plan(layout=parse_layout(layout), faults=(), steps=steps)
     saves = ("--save", str(directory / "save"), "--save-interval", "100")
     commands = []
     with jobs.held_ports(2) as (master, controller):
         port = ("--tft-controller-port", str(controller))
-        program = (rehearsal.PROGRAM, gpt_job.WITH_PLUGIN, *rehearsal.plugin_flags(plan), *saves, *port, *flags)
+        program = (plans.PROGRAM, gpt_job.WITH_PLUGIN, *plans.plugin_flags(plan), *saves, *port, *flags)
         for node, (name, ranks) in enumerate(hosts.items()):
             called = ("unshare", "--uts", "sh", "-c", 'hostname "$0" && exec "$@"', name)
             shape = ("--nnodes", str(len(hosts)), "--nproc-per-node", str(ranks), "--node-rank", str(node))
@@ -284,10 +284,10 @@ def test_what_one_host_can_take_away_is_said_at_start_up(
 def test_two_nodes_on_one_host_do_not_pass_for_two_hosts(tmp_path: Path) -> None:
     """The launcher tells of two nodes; the ranks know that they run on the same host."""
     with jobs.held_ports(1) as (master,):
-        plan = rehearsal.Plan(layout=parse_layout("dp4"), faults=(), steps=3)
-        flags = (*rehearsal.plugin_flags(plan), "--save", str(tmp_path / "save"), "--save-interval", "100", WANTED)
+        plan = plans.Plan(layout=parse_layout("dp4"), faults=(), steps=3)
+        flags = (*plans.plugin_flags(plan), "--save", str(tmp_path / "save"), "--save-interval", "100", WANTED)
         size = jobs.Size(4, 2, port=master)
-        commands = jobs.torchrun(size, rehearsal.PROGRAM, (gpt_job.WITH_PLUGIN, *flags))
+        commands = jobs.torchrun(size, plans.PROGRAM, (gpt_job.WITH_PLUGIN, *flags))
         ended = jobs.run(jobs.Job("hosts", commands, tmp_path / "hosts.log", 120, {}))
     log = ended.log.read_text()
     assert ended.returncode not in (None, 0) and "all 4 ranks run on one host" in log, ended.tail(60)

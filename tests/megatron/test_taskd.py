@@ -15,7 +15,8 @@ from taskd_support import MANAGER, edited_launcher
 from mindspeed_tft import names
 from mindspeed_tft.control.config import ENV_JOB
 from mindspeed_tft.faults import gpt_job, jobs
-from mindspeed_tft.faults.rehearsal import Plan, rehearse
+from mindspeed_tft.faults.plans import Plan
+from mindspeed_tft.faults.rehearsal import rehearse
 from mindspeed_tft.faults.spec import parse_fault, parse_layout
 
 from .conftest import Quiet

@@ -14,9 +14,11 @@ from mindspeed_tft.arguments import resolve
 from mindspeed_tft.cli import demo, drill
 from mindspeed_tft.cli.main import app
 from mindspeed_tft.cli.progress import LineListener
-from mindspeed_tft.faults import jobs, rehearsal, verdict
-from mindspeed_tft.faults.rehearsal import Plan, Report, StepLog, read_steps, saved_step, stage_seconds
+from mindspeed_tft.faults import jobs, plans, rehearsal, traces, verdict
+from mindspeed_tft.faults.plans import Plan
+from mindspeed_tft.faults.rehearsal import Report
 from mindspeed_tft.faults.spec import AVAILABLE_KINDS, parse_fault, parse_faults, parse_layout
+from mindspeed_tft.faults.traces import StepLog, read_steps, saved_step, stage_seconds
 from mindspeed_tft.faults.verdict import Compared, Evidence, Recovery, Verdict, judge
 
 KEYS = {
@@ -98,15 +100,15 @@ def test_the_fault_that_nobody_named_fits_the_preset() -> None:
     for preset, fault in expected.items():
         plan = drill.make_plan(preset=preset)
         assert (plan.preset, plan.faults) == (preset, (parse_fault(fault),))
-        assert ("--enable-hbmfault-repair" in rehearsal.plugin_flags(plan)) is (preset != "dump")
-        assert ("--enable-worker-reboot" in rehearsal.plugin_flags(plan)) is (preset == "recover")
-        assert not {"--enable-hbmfault-repair", "--enable-worker-reboot"} & set(rehearsal.stock_flags(plan))
+        assert ("--enable-hbmfault-repair" in plans.plugin_flags(plan)) is (preset != "dump")
+        assert ("--enable-worker-reboot" in plans.plugin_flags(plan)) is (preset == "recover")
+        assert not {"--enable-hbmfault-repair", "--enable-worker-reboot"} & set(plans.stock_flags(plan))
 
 
 @pytest.mark.parametrize("preset", AVAILABLE_KINDS)
 def test_a_preset_is_a_file_with_the_flags_of_its_drill(preset: str) -> None:
     from_file, _ = resolve(["--tft-config", preset])
-    flags = rehearsal.plugin_flags(drill.make_plan(preset=preset))
+    flags = plans.plugin_flags(drill.make_plan(preset=preset))
     ours = [*flags[flags.index("--enable-high-availability") :]]
     assert resolve(ours)[0] == from_file
 
@@ -139,22 +141,22 @@ def test_the_job_saves_and_evaluates_where_a_fault_needs_it(
     faults: list[str], save: int, evaluation: tuple[int, int]
 ) -> None:
     plan = drill.make_plan(preset="retry", faults=faults)
-    assert rehearsal.save_interval(plan) == save
-    flags = rehearsal.stock_flags(plan)
+    assert plans.save_interval(plan) == save
+    flags = plans.stock_flags(plan)
     found = tuple(int(flags[flags.index(name) + 1]) for name in ("--eval-interval", "--eval-iters"))
     assert found == evaluation
 
 
 def test_how_often_the_job_saves_can_be_said() -> None:
-    assert rehearsal.save_interval(drill.make_plan(preset="retry", save_interval=3)) == 3
-    assert rehearsal.save_interval(drill.make_plan(preset="retry", faults=["nan@1:7"], save_interval=3)) == 3
+    assert plans.save_interval(drill.make_plan(preset="retry", save_interval=3)) == 3
+    assert plans.save_interval(drill.make_plan(preset="retry", faults=["nan@1:7"], save_interval=3)) == 3
 
 
 def test_a_job_without_replicas_saves_periodically_and_its_reference_has_one_optimizer_instance() -> None:
     plan = drill.make_plan(preset="retry", replicas=1)
-    assert rehearsal.save_interval(plan) == 4
-    assert rehearsal.stock_flags(plan)[-2:] == ("--num-distributed-optimizer-instances", "1")
-    flags = rehearsal.plugin_flags(plan)
+    assert plans.save_interval(plan) == 4
+    assert plans.stock_flags(plan)[-2:] == ("--num-distributed-optimizer-instances", "1")
+    flags = plans.plugin_flags(plan)
     assert "--distributed-optimizer-no-replica" in flags
     assert "--optimizer-replica-num" not in flags
 
@@ -162,26 +164,26 @@ def test_a_job_without_replicas_saves_periodically_and_its_reference_has_one_opt
 def test_wrong_numbers_are_an_error_at_once_in_all_jobs_of_a_drill_with_a_corrupted_gradient() -> None:
     for fault, disabled in (("nan@1:7", True), ("uce@1:7:backward", False)):
         plan = drill.make_plan(preset="retry", faults=[fault])
-        for flags in (rehearsal.stock_flags(plan), rehearsal.plugin_flags(plan)):
+        for flags in (plans.stock_flags(plan), plans.plugin_flags(plan)):
             assert ("--rerun-mode disabled" in " ".join(flags)) is disabled
     plan = drill.make_plan(preset="retry", faults=["nan@1:7"], extra=["--rerun-mode", "validate_results"])
-    assert rehearsal.training_flags(plan)[-2:] == plan.extra  # the later one counts
+    assert plans.training_flags(plan)[-2:] == plan.extra  # the later one counts
 
 
 def test_arguments_after_two_dashes_are_for_megatron(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    plans: list[Plan] = []
+    given: list[Plan] = []
 
     def rehearse(plan: Plan, *unused: Any) -> Report:
-        plans.append(plan)
+        given.append(plan)
         return _report(tmp_path)
 
     monkeypatch.setattr(drill, "rehearse", rehearse)
     ended = CliRunner().invoke(app, ["drill", "--fault", "exc@0:5", "--", "--overlap-grad-reduce", "--lr", "2e-3"])
     assert ended.exit_code == 0, ended.output
-    (plan,) = plans
+    (plan,) = given
     assert plan.extra == ("--overlap-grad-reduce", "--lr", "2e-3")
     assert plan.faults == (parse_fault("exc@0:5").settled(1234),)
-    assert rehearsal.training_flags(plan)[-3:] == plan.extra
+    assert plans.training_flags(plan)[-3:] == plan.extra
 
 
 @pytest.mark.parametrize(
@@ -208,7 +210,7 @@ def test_the_report_is_shown_and_written(
     assert content["step_at_fault"] == 7
     assert content["resumed_at"] == report.evidence.saved
     assert content["compared"].keys() == {"tensors", "bytes", "different", "first_difference", "padding"}
-    assert set(content["seconds"]) >= set(rehearsal.STAGES)
+    assert set(content["seconds"]) >= set(traces.STAGES)
     assert (content["seconds"]["total"], content["seconds"]["first_step"]) == (3.5, 0.5)
     assert ("the last words" in ended.output) is (word == "lost")
 
@@ -286,14 +288,14 @@ def test_the_first_step_after_a_fault_is_one_that_began_after_it() -> None:
 
 
 def test_incidents_are_read_in_their_order_with_the_way_out(tmp_path: Path) -> None:
-    directory = tmp_path / rehearsal.INCIDENTS
+    directory = tmp_path / traces.INCIDENTS
     directory.mkdir()
     told = [("z", "retried", 6, 1.0), ("b", "dumped", 8, 3.0), ("c", "failed", -1, 2.0), ("a", "rewound", 4, 2.5)]
     told += [("d", "rebooted", 6, 1.5), ("e", "rebooted", 3, 1.75)]
     for name, outcome, step, opened in told:
         content = {"outcome": outcome, "step": step, "opened": opened, "engine": {"furthest_step": 6}}
         (directory / f"incident-{name}.json").write_text(json.dumps(content))
-    found = [rehearsal.recovery_of(incident) for _, incident in rehearsal.read_incidents(tmp_path)]
+    found = [traces.recovery_of(incident) for _, incident in traces.read_incidents(tmp_path)]
     assert found == [
         Recovery("retry", 6),
         Recovery("recover", 6),
@@ -306,10 +308,10 @@ def test_incidents_are_read_in_their_order_with_the_way_out(tmp_path: Path) -> N
 
 def test_faults_that_fired_are_counted(tmp_path: Path) -> None:
     log, faults = tmp_path / "faults.jsonl", parse_faults("uce@1:7:data,uce@1:7:data,link@0:9:clip,uce@1:7:data")
-    assert rehearsal.read_fired(log, faults) == ((), ())
+    assert traces.read_fired(log, faults) == ((), ())
     lines = [{"fault": "link@0:9:clip", "wall": 3.0}, *({"fault": "uce@1:7:data", "wall": at} for at in (1.0, 2.0))]
     log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    fired, moments = rehearsal.read_fired(log, faults)
+    fired, moments = traces.read_fired(log, faults)
     assert sorted(map(str, fired)) == ["link@0:9:clip", "uce@1:7:data", "uce@1:7:data"]
     assert moments == (1.0, 2.0, 3.0)
 
@@ -409,8 +411,8 @@ def _leave_behind(
     (save / f"iter_{saved:07d}").mkdir(parents=True)
     (save / "latest_checkpointed_iteration.txt").write_text(str(saved))
     incident = {**told, "opened": 10.5, "closed": 11.0, "seconds": {}, "decision": ["S = 6"]}
-    (save / rehearsal.INCIDENTS).mkdir()
-    (save / rehearsal.INCIDENTS / "incident-1.json").write_text(json.dumps(incident))
+    (save / traces.INCIDENTS).mkdir()
+    (save / traces.INCIDENTS / "incident-1.json").write_text(json.dumps(incident))
     (work / "faults.jsonl").write_text(json.dumps({"fault": str(plan.faults[0]), "wall": 10.0}) + "\n")
     _log_steps(work / "broken-steps", {6: (8.0, 9.0), 7: (11.5, 12.5)} if status == 0 else {6: (8.0, 9.0)})
     return status

@@ -16,10 +16,10 @@ from typer.testing import CliRunner
 from mindspeed_tft.agent import policy
 from mindspeed_tft.cli import soak as soak_command
 from mindspeed_tft.cli.main import app
-from mindspeed_tft.faults import gpt_job, jobs, rehearsal, soak
-from mindspeed_tft.faults.rehearsal import StepLog
+from mindspeed_tft.faults import gpt_job, jobs, plans, rehearsal, soak, traces
 from mindspeed_tft.faults.soak import SAMPLE, SETTLED, Level, Levels
 from mindspeed_tft.faults.spec import REPAIR_PHASES, STEP_PHASES, FaultSpec, SpecError, parse_layout
+from mindspeed_tft.faults.traces import StepLog
 from mindspeed_tft.faults.verdict import Compared, Verdict
 
 LAYOUTS = ("dp4", "tp2dp2", "pp2dp2", "dp2")
@@ -110,7 +110,7 @@ def test_the_plan_is_that_of_a_drill_without_its_limits() -> None:
     assert (plan.preset, plan.dtype, plan.every_step, plan.levels) == ("retry", "bf16", False, True)
     assert plan.steps == plan.faults[-1].step + 2 > 100
     assert plan.timeout > 2 * plan.steps
-    assert rehearsal.save_interval(plan) > plan.steps
+    assert plans.save_interval(plan) > plan.steps
     assert soak.make_plan("dp4", "fp32", 2, 40, seed=3, timeout=7.0).timeout == 7.0
 
 
@@ -238,7 +238,7 @@ class _Played:
         saved = self.plan.steps if self.status == 0 else 4
         (save / f"iter_{saved:07d}").mkdir(parents=True)
         (save / "latest_checkpointed_iteration.txt").write_text(str(saved))
-        (save / rehearsal.INCIDENTS).mkdir()
+        (save / traces.INCIDENTS).mkdir()
         (self.work / "broken-steps").mkdir()
         steps, fired, now, leaked = [], [], 0.0, 0
         broken = _by_step(self.plan.faults)
@@ -263,7 +263,7 @@ class _Played:
             "outcome": outcome, "step": step - 1, "opened": opened, "closed": opened + 1.5, "seconds": {},
             "decision": [], "summary": f"It was {outcome}. Go on with:\n...", "engine": {"repairs": [{}] * tries},
         }  # fmt: skip
-        path = self.work / "dump" / rehearsal.INCIDENTS / f"incident-{step}.json"
+        path = self.work / "dump" / traces.INCIDENTS / f"incident-{step}.json"
         path.write_text(json.dumps(content))
 
     def compared(self, what: str, expected: Path, found: Path) -> Compared:
