@@ -351,20 +351,10 @@ RELEASES: tuple[Release, ...] = (
     Release(
         "0.12.1",
         "git tag core_v0.12.1",
-        "dump, retry and recover on dp4, tp2dp2 and pp2dp2, fp32 and bf16; fp16; overlapped communication; rewind;"
-        " without the distributed optimizer; format torch_dist with both of its sharding types",
+        "dump, retry (in every phase of a step, a save, an evaluation) and recover on dp4, tp2dp2 and pp2dp2, fp32 and"
+        " bf16; a dump in format torch_dist",
         tuple(
-            f"{_CHECKOUTS}::{name}"
-            for name in (
-                "test_dump",
-                "test_retry",
-                "test_recover",
-                "test_wrong_numbers_send_all_back_to_the_last_checkpoint",
-                "test_fp16_and_communication_that_overlaps",
-                "test_without_the_distributed_optimizer",
-                "test_the_default_format",
-                "test_a_newcomer_saves_the_default_format_with_the_others",
-            )
+            f"{_CHECKOUTS}::{name}" for name in ("test_dump", "test_retry", "test_recover", "test_the_default_format")
         ),
     ),
     Release(
@@ -376,12 +366,25 @@ RELEASES: tuple[Release, ...] = (
     Release(
         "0.17.1, 0.18.2",
         "package index",
-        "dump, retry and recover; format torch_dist, saved in the background",
-        (
-            f"{_CHECKOUTS}::test_releases_of_the_package_index",
-            f"{_CHECKOUTS}::test_the_default_format_in_the_background",
-        ),
+        "dump, retry and recover",
+        (f"{_CHECKOUTS}::test_releases_of_the_package_index",),
     ),
+)
+
+# Written, and not run with the release that they are for when this page was made.
+NOT_RUN: tuple[str, ...] = tuple(
+    f"{_CHECKOUTS}::{name}"
+    for name in (
+        "test_wrong_numbers_send_all_back_to_the_last_checkpoint",
+        "test_fp16_and_communication_that_overlaps",
+        "test_without_the_distributed_optimizer",
+        "test_four_holders_of_each_shard",
+        "test_a_newcomer_saves_the_default_format_with_the_others",
+        "test_features",
+        "test_control_a_rule_that_is_missing_is_seen",
+        "test_control_a_flipped_byte_of_a_dump_is_seen",
+        "test_the_default_format_in_the_background",
+    )
 )
 
 STATES: tuple[State, ...] = (
