@@ -111,7 +111,7 @@ def _releases(rows: ModuleType) -> Iterator[str]:
     yield from table(("release", "from", "proved exact", "tests"), proved)
     yield ""
     if rows.NOT_RUN:
-        yield "What the first section lists beyond that is accepted with these releases, and not proved with them. Tests"
+        yield "What the first section lists beyond that is accepted here, and not proved. Tests"
         yield f"of some of it are written and were not run yet: {_names(rows.NOT_RUN)}."
         yield ""
     yield f"Accepted is Megatron {RELEASES}; every other release is refused at start-up."
