@@ -110,6 +110,8 @@ def recover(epoch, operation):
         group_of[name](value.clone())
     dist.all_reduce(value, group=group)
     assert value.tolist() == [3.0, 3.0]
+    (dist.send if rank == 0 else dist.recv)(message := torch.full((2,), 7.0 if rank == 0 else 0.0), 1 - rank, group)
+    assert message.tolist() == [7.0, 7.0]
     return group._inner is before
 
 group_of["all_reduce"](torch.ones(2))

@@ -11,6 +11,7 @@ from typing import Any
 
 from torch.overrides import TorchFunctionMode, _get_current_function_mode
 
+HOST_ONLY = ("_set_grad_enabled",)  # they look like operations, and ask nothing of a device
 FORCE_STOP = "FORCE STOP."
 
 
@@ -22,7 +23,9 @@ class _Noticing(TorchFunctionMode):
     """Records the operations on tensors that a thread starts while its device is stopped."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        device.note("op", getattr(func, "__qualname__", str(func)))
+        name = getattr(func, "__qualname__", str(func))
+        if name not in HOST_ONLY:
+            device.note("op", name)
         return func(*args, **(kwargs or {}))
 
 

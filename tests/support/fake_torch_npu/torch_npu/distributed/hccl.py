@@ -25,7 +25,7 @@ IN_SLICES = """allreduce allgather _allgather_base all_gather_single broadcast r
 all_to_all_single barrier""".split()
 ON_HELPER = """reduce_scatter _reduce_scatter_base reduce_scatter_single reduce_scatter_single_coalesced
 reduce_scatter_tensor_coalesced allreduce_coalesced allgather_coalesced all_gather_single_coalesced
-allgather_into_tensor_coalesced alltoall send recv recv_anysource""".split()
+allgather_into_tensor_coalesced alltoall""".split()
 
 
 def _wait_for(store: Any, keys: list[str]) -> None:
@@ -138,6 +138,7 @@ class HcclGroup(ProcessGroup):
         super().__init__(rank, size)  # type: ignore[call-arg]
         self._store, self._rank, self._size, self._name, self._desc = store, rank, size, name, ""
         self._communicator: Communicator | None = None
+        self._pairs: dict[int, Communicator] = {}
         self._number = 0
 
     def _made(self) -> ProcessGroup:
@@ -149,16 +150,44 @@ class HcclGroup(ProcessGroup):
             raise RuntimeError(f"HCCL: the communicator of group {self._name} was ended and not rebuilt")
         return self._communicator.group
 
+    def _pair(self, peer: int) -> ProcessGroup:
+        """Two ranks that send and receive have a communicator of their own: the others need not come."""
+        _device.check()
+        if peer not in self._pairs:
+            ends = sorted((self._rank, peer))
+            store = PrefixStore(f"{ends[0]}:{ends[1]}/", self._store)
+            self._pairs[peer] = Communicator(store, ends.index(self._rank), 2)
+        if self._pairs[peer].ended:
+            raise RuntimeError(f"HCCL: a communicator of group {self._name} was ended and not rebuilt")
+        return self._pairs[peer].group
+
+    def send(self, tensors: list[torch.Tensor], peer: int, tag: int) -> HcclWork:
+        return self._p2p("send", tensors, peer, tag)
+
+    def recv(self, tensors: list[torch.Tensor], peer: int, tag: int) -> HcclWork:
+        return self._p2p("recv", tensors, peer, tag)
+
+    def _p2p(self, name: str, tensors: list[torch.Tensor], peer: int, tag: int) -> HcclWork:
+        pair = self._pair(peer)
+        try:
+            return HcclWork(getattr(pair, name)(tensors, int(self._rank < peer), tag), in_slices=False)
+        except RuntimeError:
+            _device.wait_stopped(PATIENCE)  # of gloo, as below
+            raise
+
     # ------------------------------------------------------- what only hccl has
 
     def _delete_tcpstore_key(self) -> None:
         PrefixStore("0/", self._store).delete_key(NAME)
+        for peer in self._pairs:
+            PrefixStore("{}:{}/".format(*sorted((self._rank, peer))), self._store).delete_key(NAME)
 
     def abort_hccl_comm(self, reason: str) -> None:
-        if self._communicator is not None:
-            self._communicator.end()
-            dropped = [self._communicator]
-            self._communicator = None
+        dropped = [*([self._communicator] if self._communicator else []), *self._pairs.values()]
+        self._communicator, self._pairs = None, {}
+        if dropped:
+            for communicator in dropped:
+                communicator.end()
             threading.Thread(target=dropped.clear, name="fake-hccl-drop", daemon=True).start()
         self._number = 0
 
