@@ -24,6 +24,7 @@ from .conftest import Quiet
 if TYPE_CHECKING:
     from tests.conftest import Processes
 
+_JOB = "job-of-a-drill"
 pytestmark = [pytest.mark.megatron, pytest.mark.full]
 
 
@@ -51,14 +52,15 @@ def test_a_killed_rank_under_a_manager(
         (command,) = commands
         assert command[1:3] == plain and program in command
         ours = [word for word in command[3:] if word not in ("--logs-specs", "mindspeed_tft")]
-        return ((command[0], str(edited), *("taskd_gpt" if word == program else word for word in ours)),)
+        # A drill drops what a cluster says: its jobs get exactly what they are given.
+        named = ("/usr/bin/env", f"{ENV_JOB}={_JOB}")
+        return ((*named, command[0], str(edited), *("taskd_gpt" if word == program else word for word in ours)),)
 
     monkeypatch.setattr(jobs, "LAUNCHERS", {**jobs.LAUNCHERS, launcher: launch})
     programs = root / "tests" / "megatron" / "programs"
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(names.directory("taskd")), str(programs)]))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    monkeypatch.setenv(ENV_JOB, "job-of-a-drill")
-    manager = processes.start([sys.executable, "-c", MANAGER.format(ranks=4)])
+    manager = processes.start([sys.executable, "-c", MANAGER.format(ranks=4)], env={ENV_JOB: _JOB})
     assert manager.stdout is not None and "waits for its rank 0" in manager.stdout.readline()
 
     work = tmp_path / "job"
@@ -66,12 +68,12 @@ def test_a_killed_rank_under_a_manager(
     plan = Plan(parse_layout("dp4"), (parse_fault(fault),), preset=preset, launcher=launcher, timeout=120.0)
     report = rehearse(plan, work, references, Quiet())
     log = (work / "broken.log").read_text()
+    assert "the relay of node 0 is here" in log, log[-6000:]
     told, _ = manager.communicate(timeout=60)
     compared = report.evidence.comparisons
     both = f"{log[-6000:]}\n----- manager\n{told}"
     assert (report.verdict.name, report.reasons, report.evidence.leftover) == ("EXACT", (), ()), both
     assert [entry.different for entry in compared] == [0] * len(compared) != [], both
-    assert "the relay of node 0 is here" in log
     assert all(f"TaskD's worker of rank {rank}: True" in log for rank in range(4)), both
     assert "the controller of 4 ranks is here: no port, on a single host" in told
     assert manager.returncode == 0 and "job job-of-a-drill is over" in told and "over: True" in told, both
