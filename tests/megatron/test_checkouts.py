@@ -192,6 +192,7 @@ def test_its_own_program_with_the_one_line(
         program="stock_gpt",
         extra=("--vocab-size", "4200"),  # its mock data has token ids up to 4096
     )
+    (tmp_path / "work").mkdir()
     report = rehearse(plan, tmp_path / "work", tmp_path / "references", Quiet())
     assert (report.verdict.value, report.reasons) == ("exact", ()), report.tail
     assert report.strategy == "recover" and report.processes_restarted == (parse_fault(fault).rank,)

@@ -41,7 +41,7 @@ def main() -> None:
         wrapt.register_post_import_hook(lambda _: gpt_job._log_steps(Path(steps)), "megatron.training.training")
     sys.argv[0] = str(path)
     exec(compile(source, str(path), "exec"), {"__name__": "__main__", "__file__": str(path)})
-    gpt_job._leave()
+    gpt_job.leave()
 
 
 if __name__ == "__main__":
