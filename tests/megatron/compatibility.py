@@ -352,16 +352,24 @@ RELEASES: tuple[Release, ...] = (
         "0.12.1",
         "git tag core_v0.12.1",
         "dump, retry (in every phase of a step, a save, an evaluation) and recover on dp4, tp2dp2 and pp2dp2, fp32 and"
-        " bf16; a dump in format torch_dist",
+        " bf16; rewind; a dump in format torch_dist (tp2dp2)",
         tuple(
-            f"{_CHECKOUTS}::{name}" for name in ("test_dump", "test_retry", "test_recover", "test_the_default_format")
+            f"{_CHECKOUTS}::{name}"
+            for name in (
+                *("test_dump", "test_retry", "test_recover", "test_the_default_format"),
+                "test_wrong_numbers_send_all_back_to_the_last_checkpoint",
+            )
         ),
     ),
     Release(
         "0.12.1",
         "git tag core_v0.12.1",
-        "its own `pretrain_gpt.py` with the one line: recover",
-        (f"{_CHECKOUTS}::test_its_own_program_with_the_one_line",),
+        "its own `pretrain_gpt.py` with the one line: recover; the gradient norm with replicas is that without",
+        (
+            f"{_CHECKOUTS}::test_its_own_program_with_the_one_line",
+            f"{_CHECKOUTS}::test_the_norm_of_two_instances_is_that_of_one",
+            f"{_CHECKOUTS}::test_control_without_the_mending_the_norm_is_another",
+        ),
     ),
     Release(
         "0.17.1, 0.18.2",
@@ -375,7 +383,6 @@ RELEASES: tuple[Release, ...] = (
 NOT_RUN: tuple[str, ...] = tuple(
     f"{_CHECKOUTS}::{name}"
     for name in (
-        "test_wrong_numbers_send_all_back_to_the_last_checkpoint",
         "test_fp16_and_communication_that_overlaps",
         "test_without_the_distributed_optimizer",
         "test_four_holders_of_each_shard",
