@@ -116,7 +116,7 @@ APART: tuple[Apart, ...] = (
     Apart("--tokenizer-name-or-path --tokenizer-not-use-fast", "read once, when the tokenizer is built"),
     Apart(
         "--hccl-group-buffer --hccl-group-buffer-adaptive --hccl-op-mode",
-        "options of groups of hccl, and a job on hccl is refused as such in this version (--distributed-backend)",
+        "sizes of buffers of groups of hccl, which keep nothing; no device has shown what a repair makes of them",
     ),
     Apart("--n-shared-experts", "another way to say --moe-shared-expert-intermediate-size"),
     Apart(
