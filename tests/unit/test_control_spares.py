@@ -7,6 +7,7 @@ import signal
 import time
 from dataclasses import replace
 
+import pytest
 from control_support import DEADLINES, Job, Rank, config, processes, until
 from ports import free_port
 
@@ -109,6 +110,7 @@ def test_a_spare_host_takes_the_place_of_one_that_is_lost(job: Job) -> None:
     assert job.text().count("which was parked, takes the place") == 2
 
 
+@pytest.mark.full
 def test_at_the_end_of_the_job_a_spare_host_ends_too(job: Job) -> None:
     hosts = Hosts(job, seconds=8.0)
     spares = hosts.another("hostc", bare=True, seconds=30.0)
@@ -218,6 +220,7 @@ def test_a_host_that_is_cut_off_for_a_while_loses_nothing(job: Job) -> None:
         rank.wait("stop")
 
 
+@pytest.mark.full
 def test_who_comes_back_after_it_was_replaced_is_sent_off(job: Job) -> None:
     hosts = Hosts(job)
     relay = hosts.relay(1)
@@ -236,6 +239,7 @@ def test_who_comes_back_after_it_was_replaced_is_sent_off(job: Job) -> None:
         assert job.text().count(f"process {old.process.pid} on host hostb is sent off: {why}") == 1
 
 
+@pytest.mark.full
 def test_who_comes_back_before_it_was_replaced_is_started_again(job: Job) -> None:
     hosts = Hosts(job)
     relay = hosts.relay(1)

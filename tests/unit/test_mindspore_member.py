@@ -86,11 +86,13 @@ def test_a_rank_is_lost_in_a_step_and_the_one_before_is_saved(four: Ranks) -> No
     assert four.saved() == (4, {"a": "a 4", "b": "b 4"})
 
 
+@pytest.mark.full
 def test_a_step_that_ended_on_one_rank_counts_where_each_holds_everything(four: Ranks) -> None:
     assert four.run("update", []) == {0: 75, 1: 75, 2: 75, 3: -9}
     assert four.saved() == (5, {"whole": "whole 5"})
 
 
+@pytest.mark.full
 def test_without_the_copy_of_the_step_before_nothing_is_saved(four: Ranks) -> None:
     """The control: where ranks hold different parts, a step that has ended here is not yet one of the job."""
     assert four.run("update", TWO_PARTS, copies=1) == {0: 76, 1: 76, 2: 76, 3: -9}

@@ -62,6 +62,7 @@ def test_node_0_is_replaced_and_its_store(job: NodeJob, free_ports: Callable[[in
     assert [job.wait(1), job.wait(2)] == [0, 0], job.all_output()
 
 
+@pytest.mark.full
 def test_a_node_too_many_waits_for_the_end_of_the_one_whose_place_it_wants(
     job: NodeJob, free_ports: Callable[[int], list[int]]
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_node_too_many_waits_for_the_end_of_the_one_whose_place_it_wants(
     assert "was not needed" not in job.output(extra) + job.output(0)
 
 
+@pytest.mark.full
 def test_after_a_restart_of_all_workers_a_lost_node_is_replaced_as_before(
     job: NodeJob, free_ports: Callable[[int], list[int]]
 ) -> None:

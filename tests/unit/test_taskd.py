@@ -254,6 +254,7 @@ time.sleep(60)
 """
 
 
+@pytest.mark.full
 def test_two_nodes_meet_at_the_manager(
     tmp_path: Path, processes: Processes, free_ports: Callable[[int], list[int]]
 ) -> None:
