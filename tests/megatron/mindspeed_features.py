@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 RELEASES = ("master (2026-07)", "v26.0.0_core_r0.12.1")
 MEGATRON = "core_v0.12.1"
+MASTER = RELEASES[:1]
 
 
 class Drill(NamedTuple):
@@ -45,7 +46,7 @@ IMPORTS: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 DRILLS: tuple[Drill, ...] = (
-    Drill("level-0", "what MindSpeed always patches", "--optimization-level 0", dtype="fp32"),
+    Drill("level-0", "what MindSpeed always patches", "--optimization-level 0", dtype="fp32", passed=MASTER),
     Drill(
         "level-0-dump",
         "the same in a dump",
@@ -53,8 +54,9 @@ DRILLS: tuple[Drill, ...] = (
         fault="kill@1:7:update",
         preset="dump",
         order="ours mindspeed",
+        passed=MASTER,
     ),
-    Drill("level-1", "affinity", "--optimization-level 1", order="ours mindspeed repatched"),
+    Drill("level-1", "affinity", "--optimization-level 1", order="ours mindspeed repatched", passed=MASTER),
     Drill(
         "level-2",
         "all that is on by default, with its fused kernels and recomputation",
@@ -62,6 +64,7 @@ DRILLS: tuple[Drill, ...] = (
         " --use-fused-swiglu --position-embedding-type rope --use-fused-rotary-pos-emb --recompute-activation-function"
         " --recompute-norm --npu-deterministic",
         order="mindspeed ours repatched",
+        passed=MASTER,
     ),
     Drill(
         "level-2-dump",
@@ -70,12 +73,14 @@ DRILLS: tuple[Drill, ...] = (
         " --overlap-param-gather",
         fault="kill@2:7:update",
         preset="dump",
+        passed=MASTER,
     ),
     Drill(
         "pipeline",
         "stages that send one by one, layers that do nothing",
         "--optimization-level 2 --num-layers 4 --noop-layers 3",
         layout="pp2dp2",
+        passed=MASTER,
     ),
     Drill(
         "tensor",
@@ -84,6 +89,7 @@ DRILLS: tuple[Drill, ...] = (
         layout="tp2dp2",
         fault="uce@1:7:backward",
         preset="retry",
+        passed=MASTER,
     ),
 )
 
