@@ -60,7 +60,7 @@ class Incident:
         self.faults: list[Fault] = []
         self.timings: dict[str, float] = dict.fromkeys(STAGES, 0.0)
         self.verdict = ""  # why training was not repaired, where it could have been
-        self._told: set[tuple[int, str, bool]] = set()
+        self._told: dict[int, set[tuple[str, bool]]] = {}  # rank -> message and whether it was its own fault
         self._blamed: set[int] = set()
         self._settled: dict[int, int] = {}  # rank -> so many of the faults befell processes before its present one
         self._stage = ""
@@ -73,11 +73,12 @@ class Incident:
 
     def fault(self, fault: Fault) -> bool:
         """Book a fault; False when it was told before."""
-        key = (fault.rank, fault.message, fault.own)  # the kind may differ: a fault is told by event and by report
-        if key in self._told:
+        told = self._told.setdefault(fault.rank, set())
+        key = (fault.message, fault.own)  # the kind may differ: a fault is told by event and by report
+        if key in told:
             self._name(fault)
             return False
-        self._told.add(key)
+        told.add(key)
         if fault.own:
             self._blamed.add(fault.rank)
         self.faults.append(fault)
@@ -97,11 +98,15 @@ class Incident:
         """Everybody is stopped once more: the same words tell of a new fault from now on."""
         self._told.clear()
 
+    def resumed(self, rank: int) -> None:
+        """This rank trains again, though others may not yet: the same words of it tell of a new fault."""
+        self._told.pop(rank, None)
+
     def reborn(self, rank: int) -> None:
         """Another process stands for this rank: what was told so far is no fault of it."""
         self._settled[rank] = len(self.faults)
         self._blamed.discard(rank)
-        self._told = {key for key in self._told if key[0] != rank}
+        self._told.pop(rank, None)
 
     def current(self) -> list[Fault]:
         """The faults of processes that were not replaced."""

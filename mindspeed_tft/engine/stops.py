@@ -524,6 +524,8 @@ class Stops:
         elif order.kind in OF_HELD:
             self._holds.done(order, event)
         elif (flow := self._flow) is not None:
+            if order.kind is OrderKind.RESUME:
+                self._desk.incident.resumed(order.rank)
             flow.done(order, event)
 
     # ------------------------------------------------------------------------------------------------ the end

@@ -264,6 +264,12 @@ class SimRank(Shards):
     def _then(self, most: float, action: Callable[[], None]) -> None:
         self.job.then(self, self.job.jitter(most), action)
 
+    def can_show(self, shard: str, step: int) -> bool:
+        """It has this shard as it is after that step, or comes to it, and its own hash does not speak against it."""
+        here = None if shard in self.flips.keys() - self.old_flips else self.versions.get(shard)
+        comes = here == step - 1 and self.gradients == self.step == step and self.update is Update.UNTOUCHED
+        return not self.damaged and (here == step or comes)
+
     @property
     def phase(self) -> str:
         """As a session stamps it."""
@@ -310,8 +316,8 @@ class SimRank(Shards):
 
     def spoil(self, kind: str, number: int) -> None:
         """Wrong numbers are seen: the last update that began here may have spread them to every rank."""
-        if not self.alive or self.hung or not self.small:  # who has computed nothing sees no wrong numbers
-            return
+        if not self.alive or self.hung or not self.small or (self.newcomer and not self.began):
+            return  # who has computed nothing sees no wrong numbers
         text = f"bad numbers ({number})"
         self.job.spoiled(text, self.updated)
         if kind == "corrupted":

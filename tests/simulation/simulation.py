@@ -106,6 +106,7 @@ class Simulation:
         self.decided_on: set[int] = set()  # ranks alive whose reports had arrived when S was fixed
         self.harmed: set[int] = set()
         self.flips_aged = False
+        self._uncompared: set[str] = set()  # shards with an old flip, of which nobody had another copy of that step
         self.struck: list[tuple[float, Fault]] = []  # faults that really happened, and when
         self.decided_at = float("inf")
         self.timeline: list[tuple[float, str]] = []
@@ -126,6 +127,7 @@ class Simulation:
         self.reborn: list[SimRank] = []  # processes that were started again
         self._seats: dict[int, SimRank] = {}  # the process for which each rank registered last
         self._replaced: set[SimRank] = set()
+        self._known_damaged: set[SimRank] = set()  # a memory fault on its way is not known yet
         self._parting: set[SimRank] = set()  # told to come back as another process
         self._last_beat: dict[SimRank, float] = {}
         self._resumed: dict[int, int] = {}  # epoch -> the step from which ranks went on
@@ -240,6 +242,7 @@ class Simulation:
     def unnoticed(self) -> bool:
         """A bit that flipped before the last update may go unnoticed: other holders of the shard may be gone."""
         leave = any(fault.what not in LEAVING_ALL_HOLDERS for _, fault in self.struck)
+        leave = leave or any(rank.finished for rank in self.ranks)  # with its shards
         return leave or self.scenario.layout.n == 1 or bool(self.scenario.weather.loss)
 
     @property
@@ -271,6 +274,11 @@ class Simulation:
             self._heard.add(event.report.rank)
         if isinstance(event, FaultSeen) and event.kind in SPOILING_FAULTS:
             self._told.setdefault(event.message, self._epoch)
+        if isinstance(event, FaultSeen) and event.kind in ("memory", "corrupted") and event.rank in self._seats:
+            self._known_damaged.add(self._seats[event.rank])
+        if isinstance(event, Reported) and event.report.rank in self._seats:  # the last word counts
+            change = self._known_damaged.discard if event.report.trusted else self._known_damaged.add
+            change(self._seats[event.report.rank])
         before, decided = self.engine.state, self.engine.step >= 0
         actions = self.engine.handle(replace(event, at=self.now + self.skew))
         if self.decided_at > self.now and self.engine.step > 0:
@@ -291,16 +299,21 @@ class Simulation:
         self._agreed = max(self._agreed, step)
         if not best <= step <= committed:
             self.violation(f"S = {step}, but a live rank had completed {best}, and {committed} was committed")
+        for shard in {shard for rank in self.ranks for shard in rank.old_flips}:
+            if sum(rank.can_show(shard, step) for rank in heard) < 2:
+                self._uncompared.add(shard)
 
     def _judge_parting(self, leaver: SimRank) -> None:
         """Nobody is sent away with the last good copy of a shard, unless another shard has none anyway."""
         self._parting.add(leaver)
         believed = self.engine._roster.alive  # a death may be known a moment later
         here = [rank for rank in self._seats.values() if rank.alive or rank.number in believed]
-        whole = [rank for rank in here if not rank.damaged and not rank.flips and rank.update is not DIRTY]
+        spoiled = {rank for rank in here if rank.damaged and (rank.bare or rank in self._known_damaged)}
+        whole = [rank for rank in here if rank not in spoiled and not rank.flips and rank.update is not DIRTY]
         left = [rank for rank in whole if rank not in self._parting]
         for of_shard in (whole, left):
             missing = self.scenario.layout.holders().keys() - {shard for rank in of_shard for shard in rank.versions}
+            missing -= {shard for rank in here for shard in rank.old_flips}  # nothing may show which copy is good
             if missing and of_shard is left and not self.spoils:
                 self.violation(f"rank {leaver.number} is sent away, and nobody is left with {sorted(missing)}")
             elif missing:
@@ -310,10 +323,12 @@ class Simulation:
         """A rank leaves the repair: clean, at S, and everybody at the same S."""
         if rank.damaged or not rank.trusted or rank.step != step or set(rank.versions.values()) != {step}:
             self.violation(f"rank {rank.number} resumes after {step} with {rank.versions} at {rank.step}")
+        self._known_damaged.discard(rank)
         if self._resumed.setdefault(rank.group_epoch, step) != step:
             self.violation(f"rank {rank.number} resumes after {step}, others after {self._resumed[rank.group_epoch]}")
 
-        if unseen := {shard for shard in rank.flips if shard not in rank.old_flips or not self.unnoticed}:
+        hidden = rank.old_flips if self.unnoticed else rank.old_flips & self._uncompared
+        if unseen := rank.flips.keys() - hidden:
             self.violation(f"rank {rank.number} resumes after {step} with flipped bits in {sorted(unseen)}")
         if not rank.small:
             self.violation(f"rank {rank.number} resumes without random states and counters")

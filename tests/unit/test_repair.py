@@ -401,6 +401,21 @@ def test_ranks_that_resumed_before_the_further_fault_have_only_begun() -> None:
     assert job.resume().step == 6
 
 
+def test_a_rank_that_resumed_tells_of_a_broken_link_in_the_words_of_the_stop() -> None:
+    """Those words are news: nobody else may tell that the new step is broken, and all others would wait for ever."""
+    job = Job()
+    job.fault(1, "link", "LINK ERROR")
+    job.fault(0, "peer", "connection reset", own=False)
+    job.report_all()
+    found = job.until(RESUME)
+    assert not stops(job.fault(0, "peer", "connection reset", own=False)), "it has not trained since"
+    job.answer(found[0], found[2])
+    (stop,) = stops(job.fault(0, "peer", "connection reset", own=False))
+    assert stop.epoch == 2
+    job.report_all()
+    assert job.resume().tries == 2
+
+
 def test_a_memory_fault_after_the_second_report() -> None:
     job = Job()
     job.fault(1)
