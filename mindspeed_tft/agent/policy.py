@@ -57,6 +57,8 @@ def leaving(peers: Mapping[int, int]) -> str:
     for rank, status in peers.items():
         if status == 0:
             return f"worker {rank} has finished already"
+        if status == EXIT_MOVED:
+            return f"this node leaves the job: worker {rank} has left with status {status}, for another node"
         if status in LEAVING:
             return f"the job is ending: worker {rank} has left with status {status}"
     return ""

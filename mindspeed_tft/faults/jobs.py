@@ -51,6 +51,7 @@ class Job:
     deadline: float
     env: Mapping[str, str] = field(default_factory=dict)
     replacements: int = 0  # how often the launcher of a node that was killed is started again, as a cluster would
+    rescheduled: bool = False  # also one that failed while others go on: the cluster told its ranks to leave
 
     def log_of(self, node: int) -> Path:
         return self.log.with_stem(f"{self.log.stem}-node{node}") if node else self.log
@@ -116,6 +117,10 @@ class _Node:
     @property
     def killed(self) -> bool:
         return self.status == -signal.SIGKILL
+
+    def goes(self, others: bool) -> bool:
+        """The cluster starts this node anew. `others`: there are nodes that go on."""
+        return self.killed or (others and self._job.rescheduled and bool(self.status))
 
     def replace(self) -> None:
         self.launcher, self.status = self._start(), None
@@ -248,7 +253,9 @@ def _watch(nodes: Sequence[_Node], deadline: float, logs: Sequence[_Steps], repl
             log.look()
         for node in nodes:
             node.look()
-            if node.killed and replacements:
+        others = any(node.status is None for node in nodes)
+        for node in nodes:
+            if replacements and node.goes(others):
                 replacements -= 1
                 node.replace()
         if all(node.status is not None for node in nodes):

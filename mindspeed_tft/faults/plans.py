@@ -45,6 +45,7 @@ class Plan:
     rendezvous: str = jobs.RENDEZVOUS[0]  # how the nodes find each other
     sharded: bool = True  # by Megatron's distributed optimizer; False: each data-parallel rank holds everything
     clusterd: str = ""  # URL of the cluster manager that decides in the broken job; "": nobody is asked
+    takes_nodes: bool = False  # that manager takes the whole node of a victim away, and starts another one
     imports: Imports = NONE  # of all jobs, beside the plugin
     levels: bool = False  # the ranks of the broken job log what they use of memory, threads, files and groups
     program: str = PROGRAM  # module that all jobs run; it takes the arguments of `gpt_job`

@@ -291,7 +291,8 @@ class Rehearsal:
             **plan.imports.environment(),
             **env,
         }
-        replacements = sum(fault.kind == "node" for fault in plan.faults) if plan.preset == "recover" else 0
+        going = [fault for fault in plan.faults if fault.kind == "node" or plan.takes_nodes]
+        replacements = len(going) if plan.preset == "recover" else 0
         with jobs.held_ports(2) as (master, controller):
             if mode == gpt_job.WITH_PLUGIN and plan.nodes > 1:
                 size = jobs.Size(
@@ -299,7 +300,7 @@ class Rehearsal:
                 )
                 flags = (*flags, "--tft-controller-port", str(controller))  # several jobs may run on this host at once
             commands = jobs.LAUNCHERS[launcher](size, plan.program, (mode, *flags))
-            job = jobs.Job(name, commands, self.work / f"{name}.log", plan.timeout, env, replacements)
+            job = jobs.Job(name, commands, self.work / f"{name}.log", plan.timeout, env, replacements, plan.takes_nodes)
             ended = jobs.run(job, self._listener.step)
         self.ended.append(ended)
         return ended
@@ -388,6 +389,7 @@ def rehearse(plan: Plan, work: Path, cache: Path, listener: Listener) -> Report:
         restarted=steps.restarted,
         replicas=plan.replicas,
         per_node=plan.per_node,
+        takes_nodes=plan.takes_nodes,
     )
     if seen.online and reference is not None and seen.saved == plan.steps:
         seen = replace(seen, comparisons=run.compare_end(reference))

@@ -85,6 +85,7 @@ class Evidence:
     restarted: tuple[int, ...] = ()  # ranks whose process id changed in the broken job
     replicas: int = 2  # of each shard of the optimizer
     per_node: int = 1  # ranks; only faults of a whole node ask
+    takes_nodes: bool = False  # the whole node of a victim is taken away
 
     @property
     def may_rewind(self) -> bool:
@@ -100,8 +101,13 @@ class Evidence:
     @property
     def victims(self) -> tuple[int, ...]:
         """Ranks that had to go on as another process."""
-        reboots = self.preset == "recover"
-        return tuple(sorted({rank for fault in self.fired if reboots for rank in fault.victims(self.per_node)}))
+        if self.preset != "recover":
+            return ()
+        ended = {rank for fault in self.fired for rank in fault.victims(self.per_node)}
+        if self.takes_nodes:
+            nodes = {rank // self.per_node for rank in ended}
+            ended = {node * self.per_node + place for node in nodes for place in range(self.per_node)}
+        return tuple(sorted(ended))
 
 
 REWIND = "rewind"  # the strategy that goes on, in the same job, from the last periodic checkpoint

@@ -640,6 +640,7 @@ class SimRank(Shards):
         """On with the next step: nothing of the broken one is left."""
         self.life += 1
         self.stopping = self.held = self.bare = False
+        self.stop_epoch = max(self.stop_epoch, self.group_epoch)  # a stop that is answered stops nobody, however late
         self.doubt = ""
         del self.link.said[: self._said_before]
         self.fault = ""

@@ -6,7 +6,7 @@ import pytest
 
 from mindspeed_tft.agent import policy
 from mindspeed_tft.agent.policy import Again, Limits, Policy, Report
-from mindspeed_tft.engine.incident import EXIT_REBORN
+from mindspeed_tft.engine.incident import EXIT_MOVED, EXIT_REBORN
 
 KILLED = -9
 
@@ -37,6 +37,11 @@ def test_nobody_is_started_into_a_job_that_ends(status: int) -> None:
     answer = decide(Policy(), peers={3: status})
     assert isinstance(answer, Report) and "worker 3" in answer.why
     assert isinstance(decide(Policy(), peers={3: 1}), Again), "another failure is no reason"
+
+
+def test_nobody_is_started_on_a_node_that_leaves() -> None:
+    answer = decide(Policy(), peers={3: EXIT_MOVED})
+    assert isinstance(answer, Report) and "this node leaves the job: worker 3" in answer.why
 
 
 def test_the_first_at_once_then_later_and_later_then_not() -> None:

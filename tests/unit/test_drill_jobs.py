@@ -162,6 +162,33 @@ def test_a_killed_node_is_replaced_as_often_as_it_is_told(
     assert ("again" in text) == bool(replacements)
 
 
+_LEAVES_ONCE = """
+import pathlib, sys, time
+mark = pathlib.Path(sys.argv[1])
+if not mark.exists():
+    mark.write_text("")
+    sys.exit(1)
+print("again")
+mark.with_suffix(".again").write_text("")
+"""
+_WAITS = """
+import pathlib, sys, time
+while not pathlib.Path(sys.argv[1]).exists():
+    time.sleep(0.01)
+"""
+
+
+def test_a_node_that_leaves_comes_back_while_others_go_on(tmp_path: Path) -> None:
+    """As a cluster does that took it away. In any other job it is a failure."""
+    leaves = (sys.executable, "-c", _LEAVES_ONCE, str(tmp_path / "mark"))
+    waits = (sys.executable, "-c", _WAITS, str(tmp_path / "mark.again"))
+    ended = jobs.run(jobs.Job("test", (waits, leaves), tmp_path / "job.log", 30, {}, 1, rescheduled=True))
+    assert (ended.returncode, "again" in ended.log.read_text()) == (0, True)
+    (tmp_path / "mark").unlink()
+    both = jobs.Job("test", (leaves, leaves), tmp_path / "job.log", 30, {}, 0, rescheduled=True)
+    assert jobs.run(both).returncode == 1
+
+
 def test_a_job_whose_every_node_was_killed_did_not_end_well(tmp_path: Path) -> None:
     dies = (sys.executable, "-c", _DIES_ONCE, str(tmp_path / "mark"), "0")
     assert jobs.run(jobs.Job("test", (dies,), tmp_path / "job.log", 30)).returncode == -signal.SIGKILL

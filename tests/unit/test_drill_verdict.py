@@ -253,6 +253,7 @@ def test_without_replicas_a_reboot_may_go_back_to_a_checkpoint() -> None:
 
 def test_a_death_that_preset_retry_cannot_repair_is_no_reason_to_start_anybody_again() -> None:
     assert replace(REBORN, preset="retry").victims == ()
+    assert replace(REBORN, per_node=2, takes_nodes=True).victims == (0, 1)
 
 
 def test_with_replicas_a_rewind_is_a_weaker_strategy() -> None:
