@@ -27,367 +27,45 @@ import argparse
 import asyncio
 import contextlib
 import gc
-import io
 import json
 import os
 import platform
 import resource
-import secrets
 import select
 import statistics
 import subprocess
 import tempfile
 import time
-from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
 import grpc
 import psutil
+from controller_job import PARTS, SETTINGS, Host, Job, Shape, Tally, make_config
+from controller_layers import measure_layers
 from rich.console import Console
 from rich.table import Table
 
-from mindspeed_tft.control import codec, launch, tasks
+from mindspeed_tft.control import launch, tasks
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.control.candidates import Candidates
 from mindspeed_tft.control.config import ControlConfig
-from mindspeed_tft.control.controller import Controller
-from mindspeed_tft.control.seats import HostLink
 from mindspeed_tft.control.uplink import OPTIONS, Uplink, UplinkKeeper
 from mindspeed_tft.engine import types as t
-from mindspeed_tft.engine.machine import Engine
-from mindspeed_tft.observe.incident import EVENTS_FILE, Recorder
-from mindspeed_tft.replica.holders import shard_of
-from mindspeed_tft.settings import Settings
+from mindspeed_tft.observe.incident import EVENTS_FILE
 
 SIZES, QUICK = (256, 1024, 4096, 16384), (256,)
-PARTS = 32  # model parts, at most
-REPLICAS = 2
 WIDTH = 120  # of a report that goes into a file
 LIMIT = 300.0  # seconds for any one thing to happen; a controller that needs longer is broken
-DIGEST = "5" * 64  # of the random state, the same on all ranks
-STEPS_APART = 10  # from one repeat to the next: the engine takes faults of neighbouring steps for one that comes again
-SETTINGS = Settings(enable_high_availability=True, enable_hbmfault_repair=True, enable_worker_reboot=True)
-STRATEGIES = SETTINGS.strategies()
 LAYERS = {
     "engine": "engine",
     "codec": "seats, codec, protobuf",
     "recorder": "recorder",
     "wire": "gRPC, event loop, collector",
 }
-
-
-# ----------------------------------------------------------------------------------------------- the simulated job
-
-
-@dataclass(frozen=True)
-class Shape:
-    """A job of so many ranks."""
-
-    ranks: int
-    per_host: int
-    heartbeat: float  # seconds
-
-    @property
-    def hosts(self) -> int:
-        return self.ranks // self.per_host
-
-    @property
-    def deadlines(self) -> t.Deadlines:
-        return replace(SETTINGS.deadlines(), heartbeat=self.heartbeat)
-
-    def infos(self) -> list[t.RankInfo]:
-        parts = min(PARTS, self.ranks // 8)
-        return [self._info(rank, parts) for rank in range(self.ranks)]
-
-    def _info(self, rank: int, parts: int) -> t.RankInfo:
-        dp_rank, part = divmod(rank, parts)
-        shard = f"tp{part}-pp0/dense/{shard_of(dp_rank, self.ranks // parts, REPLICAS)}"
-        return t.RankInfo(rank, f"host{rank // self.per_host}", 1000 + rank, f"tp{part}-pp0", dp_rank, (shard,))
-
-
-def newcomer(info: t.RankInfo) -> t.RankInfo:
-    """Another process in the place of this one."""
-    return replace(info, pid=info.pid + 100_000)
-
-
-def report(rank: int, step: int, epoch: int, bare: bool) -> t.RankReport:
-    """The fault came before the commit of `step`; `bare`: a newcomer speaks."""
-    step, rng = (0, "") if bare else (step, DIGEST)
-    return t.RankReport(rank, step, t.Commit.NONE, t.Update.UNTOUCHED, "", not bare, rng, "", epoch)
-
-
-class Tally:
-    """When the last rank had its stop, its first order and its last one. Seconds on the clock of this process."""
-
-    def __init__(self, ranks: int, last: t.OrderKind, on_change: Callable[[str], None] = lambda _: None) -> None:
-        self.at: dict[str, float] = {}
-        self.orders: Counter[str] = Counter()
-        self._ranks, self._last, self._on_change = ranks, last.value, on_change
-        self._had: dict[str, set[int]] = {"stop": set(), "first order": set(), "last order": set()}
-
-    def stopped(self, rank: int) -> None:
-        self._book("stop", rank)
-
-    def ordered(self, rank: int, kind: str) -> None:
-        self.orders[kind] += 1
-        self._book("first order", rank)
-        if kind == self._last:
-            self._book("last order", rank)
-
-    def _book(self, what: str, rank: int) -> None:
-        had = self._had[what]
-        had.add(rank)
-        if len(had) == self._ranks and what not in self.at:
-            self.at[what] = time.perf_counter()
-            self._on_change(what)
-
-    def __str__(self) -> str:
-        counts = ", ".join(f"{what}: {len(had)} of {self._ranks} ranks" for what, had in self._had.items())
-        return f"{counts}; orders {dict(self.orders)}"
-
-
-class SimRank:
-    """A rank that computes nothing."""
-
-    def __init__(self, info: t.RankInfo, bare: bool = False) -> None:
-        """`bare`: it stands for another process."""
-        self.info, self.epoch, self.bare, self._seq = info, 0, bare, 0
-        self._session = secrets.token_hex(8)
-
-    def hello(self) -> wire.FromRank:
-        return self._word(codec.hello(self._session, self.info, self.epoch, bare=self.bare))
-
-    def beat(self) -> wire.FromRank:
-        return self._word(codec.says(t.Heartbeat(0.0, self.info.rank, 0, "forward-backward")))
-
-    def says(self, event: t.Event) -> wire.FromRank:
-        self._seq += 1
-        return self._word(codec.says(event, self._seq))
-
-    def lost(self) -> wire.FromRank:
-        event = t.RankLost(0.0, self.info.rank, "killed by signal 9 (SIGKILL)", self.info.pid)
-        return codec.lost_to_wire(event, self._session, codec.info_to_wire(self.info))
-
-    def _word(self, says: wire.RankSays) -> wire.FromRank:
-        return wire.FromRank(rank=self.info.rank, session=self._session, says=says)
-
-
-class Host:
-    """A relay with its ranks: what it says and hears. How that travels is not known here.
-
-    As a real one, it passes on at once and one by one what ranks say, but for heartbeats.
-    """
-
-    def __init__(self, number: int, infos: Sequence[t.RankInfo]) -> None:
-        self.number = number
-        self.ranks = {info.rank: SimRank(info) for info in infos}
-        self.tally: Tally | None = None
-        self._beats = wire.HostSays()
-
-    def greeting(self) -> wire.HostHello:
-        name = f"host{self.number}"
-        return wire.HostHello(protocol=codec.PROTOCOL, host=name, node_rank=self.number, pid=1, run="benchmark")
-
-    def hellos(self) -> wire.HostSays:
-        return wire.HostSays(ranks=[rank.hello() for rank in self.ranks.values()])
-
-    def beats(self, step: int) -> wire.HostSays:
-        """A heartbeat of each rank. Made once and changed: all else would keep this process busy."""
-        if not self._beats.ranks:
-            self._beats.ranks.extend(rank.beat() for rank in self.ranks.values())
-        for word in self._beats.ranks:
-            word.says.heartbeat.step, word.says.heartbeat.pulse = step, step
-        said = wire.HostSays()
-        said.CopyFrom(self._beats)
-        return said
-
-    def loses(self, number: int) -> list[wire.HostSays]:
-        """A rank is gone, and another process is there for it."""
-        gone = self.ranks[number].lost()
-        rank = self.ranks[number] = SimRank(newcomer(self.ranks[number].info), bare=True)
-        self._beats.Clear()
-        return [wire.HostSays(ranks=[gone]), wire.HostSays(ranks=[rank.hello()])]
-
-    def must_end(self, number: int) -> list[wire.HostSays]:
-        """A rank was asked to end by a signal: a dump."""
-        event = t.FaultSeen(0.0, number, "terminated", "received SIGTERM", own=True)
-        return [wire.HostSays(ranks=[self.ranks[number].says(event)])]
-
-    def reports(self, step: int) -> list[wire.HostSays]:
-        said = (
-            rank.says(t.Reported(0.0, report(number, step, rank.epoch, rank.bare)))
-            for number, rank in self.ranks.items()
-        )
-        return [wire.HostSays(ranks=[word]) for word in said]
-
-    def hear(self, message: wire.HostOrders) -> list[wire.HostSays]:
-        """What the ranks answer to it, at once."""
-        assert self.tally is not None
-        kind = message.WhichOneof("body")
-        if kind == "stop":
-            for number in message.stop.ranks:
-                self.ranks[number].epoch = message.stop.epoch
-                self.tally.stopped(number)
-        elif kind == "order":
-            order = message.order
-            self.tally.ordered(order.rank, order.kind)
-            self.ranks[order.rank].bare = False
-            event = t.OrderDone(0.0, order.rank, order.id, True, "", {"path": "/save/iter", "resume": "run it again"})
-            return [wire.HostSays(ranks=[self.ranks[order.rank].says(event)])]
-        return []
-
-
-class Job:
-    """All hosts of a job, between two faults."""
-
-    def __init__(self, shape: Shape) -> None:
-        infos, per = shape.infos(), shape.per_host
-        self.shape, self.step = shape, 1
-        self.hosts = [Host(number, infos[number * per : (number + 1) * per]) for number in range(shape.hosts)]
-
-    def next_fault(self, repeat: int, last: t.OrderKind, on_change: Callable[[str], None] = lambda _: None) -> Tally:
-        """Everybody computes a later step, and is watched from now on."""
-        self.step += STEPS_APART
-        tally = Tally(self.shape.ranks, last, on_change)
-        for host in self.hosts:
-            host.tally = tally
-        self.victim = (repeat * 37 + 5) % self.shape.ranks
-        self.scene = self.hosts[self.victim // self.shape.per_host]
-        return tally
-
-
-# ----------------------------------------------------------------------------------------------- layers, no sockets
-
-
-def make_engine(shape: Shape) -> Engine:
-    return Engine(shape.deadlines, shape.ranks, strategies=frozenset(STRATEGIES))
-
-
-def make_config(shape: Shape, incidents: Path) -> ControlConfig:
-    return ControlConfig(
-        shape.deadlines, shape.ranks, shape.per_host, 0, shape.hosts, "host0", str(incidents), "benchmark", port=0,
-        strategies=STRATEGIES, shutdown=1.0,
-    )  # fmt: skip
-
-
-def engine_alone(shape: Shape, repeats: int) -> list[float]:
-    """Processor seconds of the engine, by repeat."""
-    engine, infos, found = make_engine(shape), {info.rank: info for info in shape.infos()}, []
-    for info in infos.values():
-        engine.handle(t.Registered(0.0, info))
-    step = 1
-    for repeat in range(repeats):
-        step, victim, spent = step + STEPS_APART, (repeat * 37 + 5) % shape.ranks, 0.0
-        for rank in infos:
-            engine.handle(t.Heartbeat(0.0, rank, step, "forward-backward"))
-        old, infos[victim] = infos[victim], newcomer(infos[victim])
-        events: deque[t.Event] = deque([t.RankLost(0.0, victim, "killed", old.pid)])
-        events.append(t.Registered(0.0, infos[victim], bare=True))
-        stopped: dict[int, int] = {}
-        recovered = False
-        while events:
-            event = events.popleft()
-            begin = time.thread_time()
-            actions = engine.handle(event)
-            spent += time.thread_time() - begin
-            for action in actions:
-                recovered = recovered or isinstance(action, t.Recovered)
-                if isinstance(action, t.Stop):
-                    stopped.update(dict.fromkeys(action.ranks, action.epoch))
-                elif isinstance(action, t.Order):
-                    events.append(t.OrderDone(0.0, action.rank, action.id, True))
-            if not events and len(stopped) == shape.ranks:
-                events += [t.Reported(0.0, report(rank, step, stopped[rank], rank == victim)) for rank in stopped]
-                stopped = {}
-        if not recovered:
-            raise SystemExit(f"the engine alone did not recover: {engine.state}")
-        found.append(spent)
-    return found
-
-
-class Unrecorded(Recorder):
-    """Writes nothing: shows what writing costs."""
-
-    def event(self, event: t.Event) -> None:
-        pass
-
-    def action(self, action: t.Action, at: float) -> None:
-        pass
-
-    def recovered(self, recovered: t.Recovered, at: float, engine: dict[str, object]) -> Path:
-        return Path("nowhere")
-
-
-class WithoutSockets:
-    """The controller of a job in this process: bytes in, bytes out, by direct calls."""
-
-    def __init__(self, job: Job, recorder: Recorder, folder: Path) -> None:
-        self._job, self._recorder = job, recorder
-        self._controller = Controller(make_config(job.shape, folder), make_engine(job.shape), recorder)
-        self._links = {host.number: HostLink(host.greeting()) for host in job.hosts}
-        self._outside = 0.0  # seconds spent on simulated ranks
-        for link in self._links.values():
-            self._controller.enter(link)
-        self._say([(host, host.hellos()) for host in job.hosts])
-
-    def repair(self, repeat: int) -> float:
-        """Processor seconds of one."""
-        job = self._job
-        tally = job.next_fault(repeat, t.OrderKind.RESUME)
-        self._say([(host, host.beats(job.step)) for host in job.hosts])
-        self._outside, begin = 0.0, time.process_time()
-        self._say([(job.scene, message) for message in job.scene.loses(job.victim)])
-        with self._not_counted():
-            reports = [(host, message) for host in job.hosts for message in host.reports(job.step)]
-        self._say(reports)
-        self._recorder.flush()
-        spent = time.process_time() - begin - self._outside
-        if "last order" not in tally.at:
-            raise SystemExit(f"the controller without sockets did not end a repair: {tally}")
-        return spent
-
-    def _say(self, said: Sequence[tuple[Host, wire.HostSays]]) -> None:
-        """All that follows from these words."""
-        while said:
-            with self._not_counted():
-                packed = [(host, message.SerializeToString()) for host, message in said]
-            for host, data in packed:
-                self._controller.hear(self._links[host.number], codec.parse(wire.HostSays, data))
-            answers = [(host, message.SerializeToString()) for host in self._job.hosts for message in self._out(host)]
-            with self._not_counted():
-                said = [
-                    (host, answer) for host, data in answers for answer in host.hear(codec.parse(wire.HostOrders, data))
-                ]
-
-    def _out(self, host: Host) -> Iterator[wire.HostOrders]:
-        queue = self._links[host.number].out
-        while not queue.empty():
-            yield queue.get_nowait()
-
-    @contextlib.contextmanager
-    def _not_counted(self) -> Iterator[None]:
-        begin = time.thread_time()
-        yield
-        self._outside += time.thread_time() - begin
-
-
-def measure_layers(shape: Shape, repeats: int) -> dict[str, list[float]]:
-    """Processor seconds of a repair in the engine, in all but recorder and wire, and in all but the wire."""
-    gc.disable()  # the real controller has its own thresholds: what collecting costs there is in the last layer
-    found = {"engine": engine_alone(shape, repeats)}
-    words = io.StringIO()  # to the user of a job that is none
-    with tempfile.TemporaryDirectory(prefix="tft-bench-") as folder, contextlib.redirect_stderr(words):
-        for name, kind in {"codec": Unrecorded, "recorder": Recorder}.items():
-            job = Job(shape)
-            for host in job.hosts:
-                host.tally = Tally(shape.ranks, t.OrderKind.RESUME)
-            alone = WithoutSockets(job, kind(folder, "benchmark"), Path(folder))
-            found[name] = [alone.repair(repeat) for repeat in range(repeats)]
-    gc.enable()
-    return found
 
 
 # ----------------------------------------------------------------------------------------------- the real controller

@@ -20,10 +20,12 @@ PROGRAM = Path(__file__).resolve().parents[2] / "benchmarks" / "controller.py"
 
 @pytest.fixture(scope="module")
 def bench() -> ModuleType:
+    sys.path.insert(0, str(PROGRAM.parent))  # as for a program that is run
     spec = importlib.util.spec_from_file_location("benchmark_of_the_controller", PROGRAM)
     assert spec is not None and spec.loader is not None
     module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
+    sys.path.remove(str(PROGRAM.parent))
     return module
 
 
