@@ -38,6 +38,7 @@ _OPTIONS = (
     ("grpc.keepalive_timeout_ms", 5000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.max_receive_message_length", 8 << 20),
+    ("grpc.enable_http_proxy", 0),  # what goes over this line ends jobs: no proxy that some variable names hears it
     ("grpc.use_local_subchannel_pool", 1),  # a connection that failed is not remembered for the next attempt
 )
 _REQUESTS: dict[str, Any] = {
@@ -73,7 +74,8 @@ class Client:
         self._machine = Negotiation(config.world_size)
         self._outputs: collections.deque[Output] = collections.deque()
         self._busy = self._broken = False
-        self._reports: asyncio.Queue[w.Report] = asyncio.Queue()
+        self._reports: asyncio.Queue[tuple[w.Report, int]] = asyncio.Queue()  # each with its subscription
+        self._subscriptions = 0
         self._channel: grpc.aio.Channel | None = None
         self._again = asyncio.Event()  # subscribe anew
         self._transport: tls.Transport | None = None
@@ -148,7 +150,7 @@ class Client:
             while self._outputs:
                 output = self._outputs.popleft()
                 if isinstance(output, w.Report):
-                    self._reports.put_nowait(output)
+                    self._reports.put_nowait((output, self._subscriptions))
                 elif isinstance(output, t.Event):
                     self._feed(replace(output, at=time.monotonic()))
                 elif isinstance(output, Say):
@@ -226,6 +228,7 @@ class Client:
             response_deserializer=wire.ProcessManageSignal.FromString,
         )(wire.ClientInfo(jobId=self._job, role=w.ROLE))
         self._channel, self._complained = channel, False
+        self._subscriptions += 1
         log.warning("ClusterD at %s decides how faults of job %s are answered", self._address, self._job)
         self._do(self._machine.connected())
         again = asyncio.ensure_future(self._again.wait())
@@ -264,23 +267,23 @@ class Client:
 
     async def _send_all(self) -> None:
         while True:
-            report = await self._reports.get()
+            report, subscription = await self._reports.get()
             try:
-                await self._send(report)
+                await self._send(report, subscription)
             except Exception:
                 self._give_up()
             finally:
                 self._reports.task_done()
 
-    async def _send(self, report: w.Report) -> None:
+    async def _send(self, report: w.Report, subscription: int) -> None:
         """Answers that say so, and lost ones, are tried again: it takes a report twice."""
         code, info = 0, ""
         for number in range(TRIES):
-            channel = self._channel
-            if channel is None:
-                return  # it forgot the event with the subscription
             if number:
                 await asyncio.sleep(PAUSE)
+            channel = self._channel
+            if channel is None or subscription != self._subscriptions:
+                return  # it forgot the event with the subscription, and would take this for a word about the next one
             call = asyncio.ensure_future(self._call(channel, report.method, to_wire(report, self._job)))
             await asyncio.wait([call])
             if call.cancelled() or call.exception() is not None:  # the channel was closed, or nobody answers

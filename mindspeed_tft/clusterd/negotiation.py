@@ -19,6 +19,7 @@ from enum import Enum
 from mindspeed_tft.clusterd import words as w
 from mindspeed_tft.clusterd.words import Report, Signal
 from mindspeed_tft.engine import types as t
+from mindspeed_tft.engine.hold import AGAIN
 
 WHO = "ClusterD"
 PAUSE_LIMIT = 600.0  # seconds that a pause may take to come true, where ClusterD gives none
@@ -85,15 +86,17 @@ class Negotiation:
 
     def connected(self) -> Iterator[Output]:
         """Subscribed: from now on it decides."""
-        self.place, self.uuid, self._pause = Place.IDLE, "", ""
+        self.place, self.uuid = Place.IDLE, ""
         self._forget()
+        yield from self._end_pause()  # one that it forgot: nobody else would
         yield t.Steered(0.0, True, WHO)
 
     def lost(self, why: str) -> Iterator[Output]:
         """Nothing can be heard of it any more."""
         if self.place in (Place.AWAY, Place.OVER):
             return
-        self.place = Place.AWAY
+        self.place, self._resumed = Place.AWAY, None
+        yield from self._end_pause()
         yield t.Steered(0.0, False, WHO, why)
 
     def answered(self, report: Report, code: int, info: str) -> Iterator[Output]:
@@ -156,6 +159,7 @@ class Negotiation:
         else:
             known = set(self._known) if self.place is Place.REPORTED else set()  # else it has begun anew
             self._forget()
+            yield from self._end_pause()
             self.uuid, self.place, self._known = signal.uuid, Place.STOPPING, known
             self._saving = signal.kind == w.SAVE_AND_EXIT
             yield self._tell(signal.faults)
@@ -207,7 +211,18 @@ class Negotiation:
         if not self._pause or signal.uuid != self._pause:
             yield self._late(signal, "there is no pause of it")
             return
-        yield t.Asked(0.0, f"clusterd-resume-{signal.uuid}", "resume", {}, PAUSE_LIMIT, WHO)
+        yield self._resume("resume")
+
+    def _resume(self, name: str) -> t.Asked:
+        """Also where ranks train again already, because the pause was over by itself."""
+        return t.Asked(0.0, f"clusterd-{name}-{self._pause}", "resume", {AGAIN: "1"}, PAUSE_LIMIT, WHO)
+
+    def _end_pause(self) -> Iterator[Output]:
+        """Something else than its `continue` ends it: no rank is to be held any more, now or after a recovery."""
+        if self._pause:
+            yield self._resume("end")
+            self._done.add(self._pause)
+            self._pause = ""
 
     def _answered_by_engine(self, answer: t.Answer) -> Iterator[Output]:
         code = w.OK if answer.ok else w.CLIENT_FAILED
@@ -253,9 +268,8 @@ class Negotiation:
             yield t.Advised(0.0, w.DUMP)
         elif self.place in (Place.IDLE, Place.REPORTED):
             if self._pause:
-                self._done.add(self._pause)
-                self._pause = ""
                 yield Report("ReportRecoverStatus", w.UNRECOVERABLE, "a fault ended the pause", strategy=w.CONTINUE)
+                yield from self._end_pause()
             self.place = Place.REPORTED
             yield from self._report_faults(consult)
         elif self.place is Place.STOPPING:

@@ -14,6 +14,7 @@ from mindspeed_tft.clusterd.negotiation import Negotiation, Output, Place, Recon
 from mindspeed_tft.clusterd.words import Report, Signal
 from mindspeed_tft.engine import types as t
 from mindspeed_tft.engine.counsel import MAX_DECISIONS
+from mindspeed_tft.engine.hold import AGAIN
 from mindspeed_tft.engine.incident import EXIT_MOVED, EXIT_REBORN, EXIT_UNSAVED
 from mindspeed_tft.engine.machine import Engine, State
 
@@ -379,3 +380,54 @@ def test_a_dump_that_failed_is_said() -> None:
         client.to_offer()
         client.signal(w.CHANGE, strategy="dump")
         assert reports(client.take(client.machine.action(t.Closed(outcome, 7, "")))) == [("RecoverStatus", code)]
+
+
+def paused() -> Client:
+    client = Client()
+    (asked,) = client.signal(w.STOP, "p", actions=(w.PAUSE_TRAIN,))
+    assert isinstance(asked, t.Asked) and asked.kind == "pause"
+    client.take(client.machine.action(t.Answer(asked.id, True, "paused", {})))
+    assert reports(client.said) == [("StopComplete", 0)]
+    return client
+
+
+@pytest.mark.parametrize("what", ["a fault of ours", "a stop", "the line", "another subscription"])
+def test_a_pause_that_something_else_ends_holds_nobody_afterwards(what: str) -> None:
+    """Else ranks would be held again after the recovery, and no later pause could be told from this one."""
+    client = paused()
+    if what == "a fault of ours":
+        found = client.consult((1, "lost"))
+        assert reports(found)[0] == ("RecoverStatus", 406)
+    elif what == "a stop":
+        found = client.signal(w.STOP, "e", faults=((1, w.OTHER),))
+    elif what == "the line":
+        found = client.take(client.machine.lost("cut"))
+    else:
+        client.machine.place = Place.AWAY
+        found = client.take(client.machine.connected())
+    (asked,) = [each for each in found if isinstance(each, t.Asked)]
+    assert (asked.kind, dict(asked.args)) == ("resume", {AGAIN: "1"})
+    assert not client.take(client.machine.action(t.Answer(asked.id, True, "on", {}))), "nobody asked for a word of it"
+    if what == "another subscription":
+        (asked,) = client.signal(w.STOP, "q", actions=(w.PAUSE_TRAIN,))
+        assert isinstance(asked, t.Asked) and asked.kind == "pause"
+
+
+def test_what_continues_a_pause_that_was_over_by_itself_is_no_failure() -> None:
+    """An answer other than 0 makes it end the job."""
+    job = Job()
+    client = paused()
+    (asked,) = client.signal(w.CHANGE, "p", strategy=w.CONTINUE)
+    (answer,) = [each for each in job.feed(asked) if isinstance(each, t.Answer)]
+    assert answer.ok
+    assert reports(client.take(client.machine.action(answer))) == [("RecoverStatus", 0)]
+
+
+def test_a_line_that_breaks_before_one_more_step_is_completed_comes_back() -> None:
+    client = Client()
+    client.to_offer()
+    client.signal(w.CHANGE, strategy="recover")
+    client.take(client.machine.action(t.Recovered("rebooted", 7, 1, "", 2)))
+    client.take(client.machine.lost("cut"))
+    assert not client.take(client.machine.event(t.Heartbeat(0, 0, 9, "forward")))
+    assert (client.machine.place, client.machine.may_connect) == (Place.AWAY, True)
