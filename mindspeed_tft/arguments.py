@@ -144,7 +144,7 @@ def conflicts(found: Settings, origin: Mapping[str, str]) -> Iterator[Refused]:
         )
     yield from _locked(found)
     yield from _observed(found)
-    yield from _steered(found, origin)
+    yield from steered(found, origin)
     try:
         found.deadlines()
     except Refused as refusal:
@@ -191,7 +191,7 @@ def _observed(found: Settings) -> Iterator[Refused]:
         yield Refused("--tft-otel-endpoint", f"{package} is not installed", tracing.REMEDY)
 
 
-def _steered(found: Settings, origin: Mapping[str, str]) -> Iterator[Refused]:
+def steered(found: Settings, origin: Mapping[str, str]) -> Iterator[Refused]:
     """A cluster manager that cannot be asked, or that somebody else asks already."""
     if not found.clusterd:
         return

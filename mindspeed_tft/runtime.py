@@ -19,7 +19,7 @@ from mindspeed_tft import arguments, platforms
 from mindspeed_tft import settings as settings_module
 from mindspeed_tft.agent import reboot
 from mindspeed_tft.control import launch, stacks
-from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig, ControlRefused, ControlUnavailable, meeting_dir
+from mindspeed_tft.control.config import ControlConfig, ControlRefused, ControlUnavailable
 from mindspeed_tft.control.processor import Processor
 from mindspeed_tft.groups import waiting
 from mindspeed_tft.observe import logs
@@ -186,11 +186,10 @@ def protect(host: MegatronHost) -> None:
     )
     if _settings.tft_controller_address:
         config = dataclasses.replace(config, controller_host=_settings.tft_controller_address)
-    if config.clusterd:  # where TaskD's manager would be, which must not be there
-        from mindspeed_tft.clusterd.address import TASKD_PORT
+    if config.clusterd:
+        from mindspeed_tft.clusterd.address import beside
 
-        if not (config.tcp() and config.tcp_port() == TASKD_PORT):  # else our own controller is there
-            config = dataclasses.replace(config, clusterd_taskd=f"{config.master.rpartition(':')[0]}:{TASKD_PORT}")
+        config = beside(config)
     # Whatever fails here, every rank has a session: the commit is a collective of all, protected or not.
     path, unavailable = _meet(config, rank, local_rank)
     table = _groups()
@@ -265,11 +264,7 @@ def _meet(config: ControlConfig, rank: int, local_rank: int) -> tuple[Path, str]
     except ControlRefused as exc:
         arguments.leave(str(exc), 0)
     except (ControlUnavailable, OSError) as exc:
-        reason = str(exc)
-    try:
-        return meeting_dir(config) / RELAY_SOCKET, reason
-    except ControlUnavailable:
-        return Path(os.devnull), reason  # nobody ever listens there
+        return launch.meeting_place(config), str(exc)
 
 
 def _classifier(found: Settings) -> Callable[[str], str]:

@@ -139,15 +139,21 @@ def read(path: Path) -> JobFile:
         where = getattr(error, "problem_mark", None)
         line = f", line {where.line + 1}" if where is not None else ""
         raise Refused("--from-job", f"{path} is not readable YAML{line}", "correct the file") from None
-    jobs = [each for each in found if isinstance(each, dict) and _templates(each)]
-    if len(jobs) != 1:
-        raise Refused("--from-job", f"{path} holds {len(jobs)} jobs", "give a file with one (AscendJob, Job, Volcano)")
-    return _of_job(jobs[0])
+    try:
+        jobs = [each for each in found if isinstance(each, dict) and _templates(each)]
+        if len(jobs) == 1:
+            return _of_job(jobs[0])
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # the schema is Kubernetes' affair
+        what = f"{type(error).__name__}: {error}"
+        raise Refused("--from-job", f"{path} is no job as Kubernetes knows one ({what})", "correct the file") from None
+    raise Refused("--from-job", f"{path} holds {len(jobs)} jobs", "give a file with one (AscendJob, Job, Volcano)")
 
 
 def _templates(job: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """The pods of an AscendJob, a Job or a Volcano job."""
     spec = job.get("spec") or {}
+    if not isinstance(spec, dict):
+        return []  # of another kind
     owners = [spec, *(spec.get("tasks") or ()), *(spec.get("replicaSpecs") or {}).values()]
     return [owner["template"] for owner in owners if isinstance(owner, dict) and "template" in owner]
 

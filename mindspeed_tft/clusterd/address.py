@@ -6,11 +6,12 @@ import asyncio
 import contextlib
 import importlib.util
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from mindspeed_tft.clusterd.words import PORT
+from mindspeed_tft.control.config import ControlConfig
 
 TASKD_PORT = 9601  # of TaskD's manager, on the first node
 _PROBE = 1.0  # seconds
@@ -54,6 +55,13 @@ def installed_taskd(environ: Mapping[str, str]) -> str:
             if (Path(place) / _LIBRARY).exists():
                 return str(place)
     return ""
+
+
+def beside(config: ControlConfig) -> ControlConfig:
+    """Where TaskD's manager would be, which must not be there, unless our own controller is."""
+    if not config.clusterd or (config.tcp() and config.tcp_port() == TASKD_PORT):
+        return config
+    return replace(config, clusterd_taskd=f"{config.master.rpartition(':')[0]}:{TASKD_PORT}")
 
 
 async def taskd_at(place: str) -> str:

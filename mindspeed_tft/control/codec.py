@@ -161,7 +161,9 @@ def says(event: t.Event, seq: int = 0) -> wire.RankSays:
     if isinstance(event, t.Released):
         return wire.RankSays(seq=seq, released=wire.Released(rank=event.rank, hold=event.hold))
     if isinstance(event, t.SavedStep):
-        saved = wire.SavedStep(rank=event.rank, save=event.save, step=event.step, path=clean(event.path))
+        saved = wire.SavedStep(
+            rank=event.rank, save=event.save, step=event.step, path=clean(event.path), why=clean(event.why)
+        )
         return wire.RankSays(seq=seq, saved=saved)
     raise WireError(f"a rank does not say {type(event).__name__}")
 
@@ -194,7 +196,7 @@ def event_from_wire(m: wire.RankSays, at: float) -> t.Event:
     if kind == "released":
         return t.Released(at, m.released.rank, m.released.hold)
     if kind == "saved":
-        return t.SavedStep(at, m.saved.rank, m.saved.save, m.saved.step, m.saved.path)
+        return t.SavedStep(at, m.saved.rank, m.saved.save, m.saved.step, m.saved.path, m.saved.why)
     raise WireError("a rank said nothing that we know")
 
 

@@ -44,6 +44,14 @@ def ensure_host(config: ControlConfig, rank: int, local_rank: int) -> Path:
     return wait_for_relay(directory, config.start)
 
 
+def meeting_place(config: ControlConfig) -> Path:
+    """Where this host's relay will listen once it is there. Where it cannot have a place: a path where nobody does."""
+    try:
+        return meeting_dir(config) / RELAY_SOCKET
+    except ControlUnavailable:
+        return Path(os.devnull)
+
+
 def join_host(config: ControlConfig, local_rank: int) -> Path:
     """As `ensure_host`, for a process that comes later: the relay is there, unless this whole host is new to the job,
     and the controller runs somewhere in any case.

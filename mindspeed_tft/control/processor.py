@@ -171,9 +171,10 @@ class Processor:
         self._held = (0, 0, 0.0)
         self._outbox.append(wire.RankSays())  # no word: what was said of it before is not to be said again
 
-    def saved(self, save: int, step: int, path: str) -> None:
-        """Says that the framework's checkpoint of `step` is complete, as operators wanted it."""
-        self._say(t.SavedStep(0.0, self._rank, save, step, path))
+    def saved(self, save: int, step: int, path: str, why: str = "") -> None:
+        """Says that the framework's checkpoint of `step` is complete, as operators wanted it; `why`: it is not, and all
+        ranks train on."""
+        self._say(t.SavedStep(0.0, self._rank, save, step, path, why))
 
     def put_back(self, order: t.Order) -> None:
         """This order is for whoever asks next."""

@@ -179,16 +179,18 @@ class Released(_message.Message):
     def __init__(self, rank: _Optional[int] = ..., hold: _Optional[int] = ...) -> None: ...
 
 class SavedStep(_message.Message):
-    __slots__ = ("rank", "save", "step", "path")
+    __slots__ = ("rank", "save", "step", "path", "why")
     RANK_FIELD_NUMBER: _ClassVar[int]
     SAVE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
     rank: int
     save: int
     step: int
     path: str
-    def __init__(self, rank: _Optional[int] = ..., save: _Optional[int] = ..., step: _Optional[int] = ..., path: _Optional[str] = ...) -> None: ...
+    why: str
+    def __init__(self, rank: _Optional[int] = ..., save: _Optional[int] = ..., step: _Optional[int] = ..., path: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class RankQuiet(_message.Message):
     __slots__ = ("rank", "seconds", "state")

@@ -33,7 +33,7 @@ from mindspeed_tft.engine.types import (
     Wish,
     Withdrawn,
 )
-from mindspeed_tft.engine.words import count, ranks
+from mindspeed_tft.engine.words import count, ranks, some
 
 AGAIN = "again"  # among the arguments: an engine before this one was asked already, and its answer may be lost
 LIMIT = 3600.0  # seconds that a job is held for, where nobody says it
@@ -539,6 +539,8 @@ class Holds:
             return Outcome(True, f"training goes on after step {request.step}", {"step": request.step})
         if kind == "dump" and self._everybody_saved:
             first = min(self._savers, key=lambda event: event.rank)
+            if given_up := sorted({event.why for event in self._savers if event.why}):
+                return Outcome(False, f"step {first.step} was not saved: {some(given_up, separator='; ')}")
             return saved(first.step, first.path, now - request.since)
         return None
 

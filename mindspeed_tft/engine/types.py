@@ -209,12 +209,13 @@ class Released(Event):
 
 @dataclass(frozen=True)
 class SavedStep(Event):
-    """The framework's own checkpoint of a step is complete, as operators wanted it."""
+    """The framework's own checkpoint of a step is complete, as operators wanted it, or was given up on all ranks."""
 
     rank: int
     save: int
     step: int
     path: str
+    why: str = ""  # it was given up
 
 
 @dataclass(frozen=True)

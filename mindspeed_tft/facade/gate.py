@@ -8,6 +8,7 @@ who comes out of the barrier before an update after others were stopped has ever
 from __future__ import annotations
 
 import threading
+import time
 
 GRACE = 0.25  # seconds from one rank's way out of the barrier to the last one's, and some more
 
@@ -62,12 +63,13 @@ class Gate:
     def close(self, epoch: int, within: float) -> bool:
         """Before the callback of a stop, by the other thread: no update begins from here on. False: one did not end
         `within` seconds."""
+        end = time.monotonic() + within
         with self._changed:
             before = self._entered
             whole = self._changed.wait_for(lambda: not self._updating, within)
-            if not self._arrived and self._entered == before:
+            if whole and not self._arrived and self._entered == before:
                 self._changed.wait_for(lambda: self._arrived or self._entered > before, GRACE)
-                whole = self._changed.wait_for(lambda: not self._updating, within)
+                whole = self._changed.wait_for(lambda: not self._updating, max(0.0, end - time.monotonic()))
             self._closed = max(self._closed, epoch)
             return whole
 

@@ -24,7 +24,7 @@ from mindspeed_tft import arguments, platforms
 from mindspeed_tft import settings as settings_module
 from mindspeed_tft.agent import reboot
 from mindspeed_tft.control import launch, stacks
-from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig, ControlRefused, ControlUnavailable, meeting_dir
+from mindspeed_tft.control.config import ControlConfig, ControlRefused, ControlUnavailable
 from mindspeed_tft.control.processor import Processor
 from mindspeed_tft.facade import shards, texts
 from mindspeed_tft.facade.callbacks import CallbackHost, Callbacks
@@ -43,12 +43,22 @@ from mindspeed_tft.facade.words import (
 from mindspeed_tft.observe import logs
 from mindspeed_tft.platforms import Platform
 from mindspeed_tft.recovery import launcher, signals
-from mindspeed_tft.settings import Settings
+from mindspeed_tft.settings import Refused, Settings
 
 log = logging.getLogger(__name__)
 
 ENV_CONFIG = "TFT_FACADE_CONFIG"  # preset or YAML file, as for --tft-config
 ENV_CLEAN = "TTP_STOP_CLEAN_BEFORE_DUMP"
+_ELSEWHERE = {  # settings that a job under this facade cannot have, reason and remedy
+    "tft_clusterd": (
+        "existing adaptors leave the talk with ClusterD to TaskD, and nobody here would hear its decisions",
+        "leave it out, or import mindspeed_tft.adaptor in the place of the facade",
+    ),
+    "tft_fault_rules": (
+        "texts of errors are told from each other by the adaptor's own patterns",
+        "leave it out, and give the patterns to tft_register_exception_handler",
+    ),
+}
 ENGINE = "mindspeed_tft.engine.joint:JointEngine"
 
 
@@ -144,7 +154,7 @@ class Process:
             arguments.leave(str(exc), rank)
         except (ControlUnavailable, OSError) as exc:
             self._unavailable = str(exc)
-            self._path = meeting_dir(self._config) / RELAY_SOCKET
+            self._path = launch.meeting_place(self._config)
 
     @property
     def reborn(self) -> bool:
@@ -165,6 +175,9 @@ class Process:
         ]
         if named := self._environ.get(ENV_CONFIG):
             layers.append(settings_module.load_yaml(named, arguments.presets()))
+        for name, layer in layers:
+            for key in sorted(layer.keys() & _ELSEWHERE.keys()):
+                raise Refused(f"{key} ({name})", *_ELSEWHERE[key])
         found, origin = settings_module.build(layers)
         for refusal in arguments.conflicts(found, origin):
             raise refusal

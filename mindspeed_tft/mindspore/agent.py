@@ -31,7 +31,7 @@ from mindspeed_tft.settings import Refused
 
 log = logging.getLogger(__name__)
 
-RESTARTS, PATIENCE = "TFT_MSRUN_RESTARTS", "TFT_MSRUN_PATIENCE"
+RESTARTS, PATIENCE = "TFT_MSRUN_RESTARTS", places.PATIENCE
 _DEFAULTS = {RESTARTS: 3.0, PATIENCE: 150.0}
 FUNCTIONS = ("KILL_WORKER", "START_ALL_WORKER", "START_WORKER_LIST", "MONITOR")
 ALL = [-1]  # as msrun's functions name all workers
@@ -99,6 +99,7 @@ class Agent:
 
     def _run(self, told_in: Path) -> int:
         os.environ[places.STATUS] = str(told_in)
+        os.environ[PATIENCE] = f"{self._limits.patience:g}"  # no rank counts on more
         os.environ[places.LOCAL] = str(len(self._look()))
         while True:
             os.environ[places.LIFE] = str(self.life)
@@ -182,7 +183,8 @@ def left_status(directory: Path) -> dict[int, int]:
     """What workers said when they left, by rank; said once. msrun's MONITOR says 300 of every worker that failed."""
     found = {}
     for path in directory.iterdir():
-        found[int(path.name)] = int(path.read_text(encoding="utf-8"))
+        if path.name.isdigit():
+            found[int(path.name)] = int(path.read_text(encoding="utf-8"))
         path.unlink()
     return found
 

@@ -42,7 +42,11 @@ class Framework(Protocol):
     """What is asked of MindSpore."""
 
     def keep(self, step: int) -> None:
-        """Copy all parameters to host memory, as the state of the end of `step`; the copy before the last is gone."""
+        """Copy all parameters to host memory, as the state of the end of `step`; the copy before the last is gone.
+
+        Waits for the device, perhaps for ever: a step is only begun where it is called, and a peer may be lost. Another
+        thread may read the copy of the step before meanwhile.
+        """
 
     def write(self, step: int, path: Path) -> str:
         """Write the kept state of `step` as a checkpoint file, and read it back; its sha256.
@@ -116,13 +120,11 @@ class Member:
     def step_end(self, step: int, leaves: bool) -> None:
         """A step has ended on this rank: keep it, agree with all ranks, and do what operators want. `leaves`: training
         ends here."""
-        with self._lock:
-            if not self._frozen:
-                if self._dumps:
-                    self._framework.keep(step)
-                done = (Commit.PASSED, Update.DONE) if self._alone else (Commit.ENTERED, Update.UNTOUCHED)
-                self._step, (self._commit, self._update) = step, done
         self._wait_if_frozen()
+        if self._dumps:
+            self._framework.keep(step)  # without the lock, for who answers a stop while this waits for a lost peer
+        done = (Commit.PASSED, Update.DONE) if self._alone else (Commit.ENTERED, Update.UNTOUCHED)
+        self._stand(step, *done)
         self.link.phase = "commit"
         self._agree(step)
         self._stand(step, Commit.PASSED, Update.DONE)
@@ -164,26 +166,41 @@ class Member:
     # ------------------------------------------------------------------------------------------------ saving in peace
 
     def _save_now(self, step: int) -> Path:
-        """The checkpoint of the step that has just ended, by all ranks together. Complete on all before it appears."""
+        """The checkpoint of the step that has just ended, by all ranks together. Complete on all before it appears.
+
+        Raises:
+            NotDone: it could not be written, on all ranks alike. Training goes on.
+        """
         if not self._saves:
             raise NotDone("a job under TrainFaultTolerance has no checkpoint of ours; use the callback FaultTolerance")
         if not self._dumps:
             self._framework.keep(step)
         directory = self.save / f"{ORDERED}{step:07d}"
-        if self.info.rank == 0:
-            shutil.rmtree(directory, ignore_errors=True)  # of a save that a fault broke off
-            directory.mkdir(parents=True)
-        self._framework.agree([0])
-        if self._claims(directory):
-            self._write(step, self.info.part, directory)
-        self._framework.agree([0])
-        if self.info.rank == 0:
-            suffix = files.fragment(directory, "").suffix
-            parts = sorted(path.stem.removeprefix("manifest-") for path in directory.glob(f"manifest-*{suffix}"))
-            self._publish(step, directory, parts)
-        self._framework.agree([0])
+        self._together(lambda: self._make_room(directory) if self.info.rank == 0 else None)
+        self._together(lambda: self._write(step, self.info.part, directory) if self._claims(directory) else None)
+        self._together(lambda: self._publish_all(step, directory) if self.info.rank == 0 else None)
         self._saved = step
         return layout.checkpoint(self.save, step)
+
+    def _together(self, part: Callable[[], object]) -> None:
+        """This rank's part of something; then whether it went well on all of them."""
+        why = ""
+        try:
+            part()
+        except (OSError, files.DumpError) as exc:
+            why = f"{type(exc).__name__}: {exc}"
+        if self._framework.agree([int(bool(why))])[0]:
+            raise NotDone(why or "another rank could not; its log says why")
+
+    @staticmethod
+    def _make_room(directory: Path) -> None:
+        shutil.rmtree(directory, ignore_errors=True)  # of a save that a fault broke off
+        directory.mkdir(parents=True)
+
+    def _publish_all(self, step: int, directory: Path) -> None:
+        suffix = files.fragment(directory, "").suffix
+        parts = sorted(path.stem.removeprefix("manifest-") for path in directory.glob(f"manifest-*{suffix}"))
+        self._publish(step, directory, parts)
 
     def _claims(self, directory: Path) -> bool:
         """Whether this rank is the first of its part to come."""

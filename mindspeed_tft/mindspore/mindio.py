@@ -89,9 +89,8 @@ class Gate:
         info = RankInfo(rank, place.host, os.getpid(), WHOLE, rank, (f"{WHOLE}/state",))
         link = Link(world_size, framework.agree, lambda ranks, ops: self._move(ranks, ops), self._why_no_link)
         resume = places.resume_words(os.environ)
-        self._member = Member(
-            framework, info, self._settings.deadlines(), Path.cwd(), resume, True, link, dumps=False, saves=False
-        )
+        deadlines = places.deadlines(self._settings, os.environ)
+        self._member = Member(framework, info, deadlines, Path.cwd(), resume, True, link, dumps=False, saves=False)
         self._member.settle = lambda: self._sync()
         protection.protect(self._member, place, self._settings, "TrainFaultTolerance")
 

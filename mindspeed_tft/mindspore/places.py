@@ -15,12 +15,13 @@ import psutil
 
 from mindspeed_tft.control.config import ControlConfig
 from mindspeed_tft.engine.types import Deadlines
-from mindspeed_tft.settings import Refused
+from mindspeed_tft.settings import Refused, Settings
 
 log = logging.getLogger(__name__)
 
 LIFE = "TFT_MSRUN_LIFE"  # set by our agent: how often the job was started again
 LOCAL = "TFT_MSRUN_LOCAL"  # set by our agent: workers of this host
+PATIENCE = "TFT_MSRUN_PATIENCE"  # seconds that survivors of a fault may take to end; our agent tells its workers
 STATUS = "TFT_MSRUN_STATUS"  # set by our agent: where a worker that leaves on our word says its exit status
 
 
@@ -97,6 +98,23 @@ def _workers_beside(rank: int) -> int:
     return max(1, roles.count("MS_WORKER"))
 
 
+def deadlines(found: Settings, environ: Mapping[str, str]) -> Deadlines:
+    """All timeouts of a recovery, within the time after which our agent kills the survivors of a fault.
+
+    Raises:
+        Refused: settings that do not fit into each other, or not into that time.
+    """
+    patience = float(environ[PATIENCE]) if environ.get(LIFE) and environ.get(PATIENCE) else None
+    if patience is not None and found.tft_dump_seconds is not None and patience < found.tft_deadline:
+        raise Refused(
+            PATIENCE,
+            f"survivors of a fault are killed after {patience:g} s, and TTP_OT counts on tft_deadline"
+            f" {found.tft_deadline:g} s",
+            f"set it to more than {found.tft_deadline:g}, or leave TTP_OT out",
+        )
+    return found.deadlines(patience)
+
+
 def launcher() -> list[str]:
     """The command line of the msrun above this process; empty where there is none."""
     try:
@@ -111,7 +129,9 @@ def leave_status(environ: Mapping[str, str], rank: int, code: int) -> None:
     directory = environ.get(STATUS)
     if directory:
         try:
-            Path(directory, str(rank)).write_text(str(code), encoding="utf-8")
+            whole = Path(directory, f"{rank}.tmp")  # whoever is killed meanwhile has said nothing
+            whole.write_text(str(code), encoding="utf-8")
+            whole.rename(whole.with_suffix(""))
         except OSError as exc:
             log.warning("the agent is not told of exit status %d: %s", code, exc)
 

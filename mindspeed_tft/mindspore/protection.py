@@ -14,9 +14,9 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from mindspeed_tft.control import launch, stacks
-from mindspeed_tft.control.config import RELAY_SOCKET, ControlConfig, ControlUnavailable, meeting_dir
+from mindspeed_tft.control.config import ControlConfig, ControlUnavailable
 from mindspeed_tft.control.processor import Processor
-from mindspeed_tft.mindspore import switches
+from mindspeed_tft.mindspore import places, switches
 from mindspeed_tft.mindspore.framework import Handler, on_ascend
 from mindspeed_tft.mindspore.member import Member
 from mindspeed_tft.mindspore.places import Place
@@ -38,7 +38,7 @@ def protect(member: Member, place: Place, found: Settings, mode: str) -> None:
     Raises:
         ControlRefused: a setting has to be corrected.
     """
-    rank, info, deadlines = place.rank, member.info, found.deadlines()
+    rank, info, deadlines = place.rank, member.info, places.deadlines(found, os.environ)
     logs.bind(rank=rank, host=place.host)
     logs.install(found.tft_log_format)
     config = place.config(
@@ -53,11 +53,17 @@ def protect(member: Member, place: Place, found: Settings, mode: str) -> None:
         metrics_port=found.tft_metrics_port,
         metrics_host=found.tft_metrics_host,
         otel_endpoint=found.tft_otel_endpoint,
+        clusterd=found.clusterd,
+        clusterd_job=found.tft_clusterd_job or "",
         job={"framework": "mindspore", "layout": f"{mode} x {place.world_size}", "strategies": "dump"},
         log_format=found.tft_log_format,
     )
     if found.tft_controller_address:
         config = dataclasses.replace(config, controller_host=found.tft_controller_address)
+    if config.clusterd:
+        from mindspeed_tft.clusterd.address import beside
+
+        config = beside(config)
     path, unavailable = _meet(config, rank, place.local_rank)
     revive = None if unavailable else launch.reviver(config, place.local_rank)
     link = Processor(path, deadlines, on_stop=member.stopped, revive=revive)
@@ -88,11 +94,7 @@ def _meet(config: ControlConfig, rank: int, local_rank: int) -> tuple[Path, str]
     try:
         return launch.ensure_host(config, rank, local_rank), ""
     except (ControlUnavailable, OSError) as exc:
-        reason = str(exc)
-    try:
-        return meeting_dir(config) / RELAY_SOCKET, reason
-    except ControlUnavailable:
-        return Path(os.devnull), reason  # nobody ever listens there
+        return launch.meeting_place(config), str(exc)
 
 
 def goodbye(link: Processor) -> None:

@@ -9,18 +9,20 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from mindspeed_tft import arguments
 from mindspeed_tft.engine.types import RankInfo
 from mindspeed_tft.mindspore import layout, places, protection, switches
 from mindspeed_tft.mindspore.framework import STEP, Handler, Link, MindSpore, why_no_dump_of, world_size
 from mindspeed_tft.mindspore.member import Member
 from mindspeed_tft.observe import logs
 from mindspeed_tft.recovery import files
-from mindspeed_tft.settings import Refused, Settings, build, from_environment
+from mindspeed_tft.settings import Refused, Settings, build, from_environment, from_platform
 
 WHOLE = "whole"  # name of the part where all ranks hold everything
 _ELSEWHERE = {
     "enable_hbmfault_repair": switches.REFUSED["UCE"],
     "enable_worker_reboot": switches.REFUSED["ARF"],
+    "tft_fault_rules": ("texts of errors decide nothing here: each fault is answered by a dump", "leave it out"),
     "enable_elastic_training": ("the groups of MindSpore cannot be built anew with fewer ranks", "leave it out"),
 }
 _SAME = ("stand_alone", "data_parallel")  # parallel modes in which all ranks hold the same
@@ -38,10 +40,12 @@ def settle(environ: Mapping[str, str], given: Mapping[str, Any], switched: switc
     for key in given:
         if key not in Settings.model_fields:
             raise Refused(f"FaultTolerance({key}=...)", "there is no such setting", "see docs/mindspore.md")
-    found, _ = build([*layers, *from_environment(environ), ("FaultTolerance(...)", given)])
+    found, origin = build([*layers, *from_environment(environ), ("FaultTolerance(...)", given), from_platform(environ)])
     for key, (reason, remedy) in _ELSEWHERE.items():
         if getattr(found, key):
             raise Refused(key, f"{reason} (MindSpore)", remedy)
+    for refusal in arguments.steered(found, origin):
+        raise refusal
     return found
 
 
@@ -60,7 +64,7 @@ class Training:
         self._base = 0  # the step before the first one of this process
         self._offset = 0  # from MindSpore's count of steps to ours
         self._last = 0
-        self._parameters: Any = None
+        self._parameters: dict[str, Any] = {}  # of the network that is protected
 
     # ------------------------------------------------------------------------------------------------ resuming
 
@@ -97,6 +101,12 @@ class Training:
             self._base = self._base or count  # a trainer that has loaded a state itself counts on from there
             self._last = self._base
             self._start(args)
+        elif any(self._parameters.get(name) is not one for name, one in args.train_network.parameters_dict().items()):
+            raise Refused(
+                "FaultTolerance",
+                "Model.train is called with another network than before, and one process protects one state",
+                "train the other network in a job of its own, or without FaultTolerance",
+            )
         self._offset = self._last - count
 
     def step_begin(self, args: Any) -> None:
@@ -143,11 +153,13 @@ class Training:
         parameters = args.train_network.parameters_dict()
         if why := why_no_dump_of(parameters):
             raise Refused("FaultTolerance", why, "train without it")
+        self._parameters = dict(parameters)
         framework = MindSpore(parameters, place.world_size, lambda: self._notes(args))
         part = self._part or WHOLE
         info = RankInfo(place.rank, place.host, os.getpid(), part, place.rank, (f"{part}/state",))
+        deadlines = places.deadlines(self._settings, os.environ)
         member = Member(
-            framework, info, self._settings.deadlines(), self._save, places.resume_words(os.environ), not self._part,
+            framework, info, deadlines, self._save, places.resume_words(os.environ), not self._part,
             Link(place.world_size, framework.agree, self._handler, self._why_no_link),
             pauses=self._switches.pause, dumps=self._switches.dump,
         )  # fmt: skip

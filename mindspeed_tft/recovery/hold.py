@@ -43,7 +43,7 @@ class Line(Protocol):
     def held(self, hold: int, step: int) -> None: ...
     def released(self, hold: int) -> None: ...
     def left_hold(self) -> None: ...
-    def saved(self, save: int, step: int, path: str) -> None: ...
+    def saved(self, save: int, step: int, path: str, why: str = "") -> None: ...
     def next_order(self, timeout: float) -> Order | None: ...
     def order_done(self, order_id: int, ok: bool, message: str = "", result: dict[str, str] | None = None) -> None: ...
     def put_back(self, order: Order) -> None: ...
@@ -105,9 +105,7 @@ class Boundary:
         """
         hold, wanted, self._hold, self._save = self._hold, self._save, 0, 0
         if wanted:
-            path = save()
-            self._done = wanted
-            self._link.saved(wanted, step, str(path))
+            self._save_as_wanted(wanted, step, save)
         if not hold or leaves:
             return
         if not self._all_agree(not self._is_ended(hold)):  # where some would not wait, nobody may
@@ -115,6 +113,15 @@ class Boundary:
             return
         settle()
         self._wait(hold, step, save, look)
+
+    def _save_as_wanted(self, wanted: int, step: int, save: Save) -> None:
+        try:
+            path, why = str(save()), ""
+        except NotDone as exc:
+            path, why = "", str(exc)
+            log.warning("step %d was to be saved, and was not: %s; training goes on", step, why)
+        self._done = wanted
+        self._link.saved(wanted, step, path, why)
 
     def _wait(self, hold: int, step: int, save: Save, look: Act) -> None:
         link = self._link

@@ -14,13 +14,16 @@ import logging
 import os
 import sys
 import threading
+import time
 from types import TracebackType
+from typing import NoReturn
 
 from mindspeed_tft import settings as settings_module
 from mindspeed_tft.addresses import is_loopback
 from mindspeed_tft.control import launch, processor
 from mindspeed_tft.control.config import ControlConfig, ControlUnavailable
 from mindspeed_tft.engine import types as t
+from mindspeed_tft.engine.incident import EXIT_UNDECIDED
 from mindspeed_tft.observe import logs
 from mindspeed_tft.recovery import launcher
 from mindspeed_tft.settings import Refused, Settings
@@ -31,6 +34,7 @@ log = logging.getLogger(__name__)
 _INIT = "init_taskd_worker"
 _RANKS, _DISK = 4096, 1 << 40
 ENV_LOGS = "TASKD_LOG_PATH"
+MAX_WAITS = 5  # one more than the engine renews its waiting: our limit only guards against its absence
 
 
 class Worker:
@@ -77,12 +81,16 @@ class Worker:
             link.close()
 
     def _obey(self, deadlines: t.Deadlines) -> None:
-        """After a stop: say that there is nothing here to save, and end when told to."""
+        """After a stop: say that there is nothing here to save, and end when told to, or when nobody can decide."""
         self._stopped.wait()
         link = self._link
         assert link is not None
-        reported = 0
-        while True:
+        limit = time.monotonic() + MAX_WAITS * (deadlines.stop + deadlines.dump) + deadlines.exit
+        reported, heard = 0, time.monotonic()
+        while time.monotonic() < limit:
+            heard = time.monotonic() if link.connected else heard
+            if time.monotonic() - heard > deadlines.stop:
+                self._end(EXIT_UNDECIDED, f"rank {self._rank}: the controller is gone, nobody can decide")
             if reported < link.stop_epoch:
                 reported = link.stop_epoch
                 link.report(t.RankReport(self._rank, 1, t.Commit.NONE, t.Update.UNTOUCHED, epoch=reported))
@@ -91,10 +99,18 @@ class Worker:
                 continue
             if order.kind is t.OrderKind.EXIT:
                 link.order_done(order.id, True, "done", {})
-                log.warning("%s", order.payload.get("words") or f"rank {self._rank} is told to end")
-                link.close()
-                os._exit(int(str(order.payload["code"])))
+                told = str(order.payload.get("words") or f"rank {self._rank} is told to end")
+                self._end(int(str(order.payload["code"])), told)
             link.order_done(order.id, False, "this program has no state of a step")
+        self._end(EXIT_UNDECIDED, f"rank {self._rank}: no decision within the deadline")
+
+    def _end(self, code: int, why: str) -> NoReturn:
+        """At once: the main thread may be in a collective that never ends."""
+        log.warning("%s", why)
+        if self._link is not None:
+            self._link.close()
+        logging.shutdown()
+        os._exit(code)
 
     def _catch_uncaught(self) -> None:
         previous = sys.excepthook

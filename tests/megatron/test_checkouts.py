@@ -203,8 +203,8 @@ def test_its_own_program_with_the_one_line(
 @pytest.mark.parametrize(
     ("module", "assignment", "preset", "fault"),
     [
-        ("megatron_rollback", "gradients = lambda *_: None", "retry", "uce@1:7:grad-reduce"),
-        ("megatron_releases", "forget_ready_gradients = lambda *_: None", "retry", "uce@1:7:backward"),
+        ("megatron_rollback", "_data_iterators = lambda *_: []", "retry", "uce@1:7:backward"),
+        ("megatron_rollback", "_bucket_groups = lambda *_: iter(())", "retry", "uce@1:7:grad-reduce"),
     ],
 )
 def test_control_a_rule_that_is_missing_is_seen(

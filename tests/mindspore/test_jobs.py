@@ -72,7 +72,7 @@ def test_a_wrong_bit_is_seen_by_the_comparison(jobs: Jobs, unbroken: Final) -> N
 @pytest.mark.parametrize(("name", "mode"), [("SIGKILL", 0), ("SIGSTOP", 0), ("SIGKILL", 1)])
 def test_a_lost_rank_costs_no_completed_step(jobs: Jobs, unbroken: Final, tmp_path: Path, name: str, mode: int) -> None:
     fault = {"step": 9, "rank": 1, "signal": name, "mark": str(tmp_path / "mark")}
-    job = jobs.start(plugin={"tft_hang_seconds": 3.0}, tft="{TTP:1}", agent=True, fault=fault, mode=mode)
+    job = jobs.start(plugin={"tft_hang_seconds": 3.0}, tft="{TTP:1}", agent=True, fault=fault, mode=mode, late=True)
     assert job.end() == 0, job.told()
     assert "from step 8" in job.log(0) and "from step 8" in job.log(1), job.told()
     assert "the job is started again, 1 of 3 times" in job.output
@@ -144,12 +144,14 @@ def test_a_script_that_nobody_edits(jobs: Jobs, unbroken: Final, tmp_path: Path)
     same(job, unbroken)
 
 
-def test_epochs_go_on_where_they_were(jobs: Jobs, tmp_path: Path) -> None:
-    """The rest of an epoch first, then the others whole."""
-    whole = jobs.start(epochs=4, ranks=1)
+@pytest.mark.parametrize("calls", [False, True])
+def test_epochs_go_on_where_they_were(jobs: Jobs, tmp_path: Path, calls: bool) -> None:
+    """The rest of an epoch first, then the others whole; also where each is a call of `Model.train` of its own, of
+    which only the first may load anything."""
+    whole = jobs.start(epochs=4, ranks=1, calls=calls)
     assert whole.end() == 0, whole.told()
     fault = {"step": 7, "rank": 0, "signal": "SIGTERM", "mark": str(tmp_path / "mark")}
-    job = jobs.start(tft="{TTP:1}", agent=True, edited=False, epochs=4, ranks=1, fault=fault, slow=0.3)
+    job = jobs.start(tft="{TTP:1}", agent=True, edited=False, epochs=4, ranks=1, fault=fault, slow=0.3, calls=calls)
     assert job.end() == 0, job.told()
     assert int((job.save / "latest_step.txt").read_text()) in range(6, 10)
     assert len(whole.final(0)) > 15 and job.final(0) == whole.final(0)

@@ -37,8 +37,8 @@ class ToyLine:
     def left_hold(self) -> None:
         self.said.append(("left",))
 
-    def saved(self, number: int, step: int, path: str) -> None:
-        self.said.append(("saved", number, step, path))
+    def saved(self, number: int, step: int, path: str, why: str = "") -> None:
+        self.said.append(("saved", number, step, path, *([why] if why else [])))
 
     def next_order(self, timeout: float) -> Order | None:
         if self.orders:
@@ -112,6 +112,18 @@ def test_what_is_behind_it_is_not_brought_again() -> None:
     rank.reach(5, lambda: Path("/save/iter_5"), leaves=False)
     assert line.said == [("saved", 1, 5, "/save/iter_5"), ("held", 2, 5, "held"), ("released", 2)]
     assert rank.offer(6) == (0, 0, 0)
+
+
+def test_a_save_that_cannot_be_done_is_told_and_training_goes_on() -> None:
+    def refuse() -> Path:
+        raise NotDone("no space left")
+
+    line = ToyLine(replace(HOLD, save=1, hold=0))
+    rank = boundary(line)
+    rank.agree(0, 1)
+    rank.reach(5, refuse, leaves=False)
+    assert line.said == [("saved", 1, 5, "", "no space left")]
+    assert rank.offer(6) == (0, 0, 0), "it is not tried again with each step"
 
 
 def test_nobody_is_held_where_training_ends() -> None:

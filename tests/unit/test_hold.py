@@ -124,6 +124,17 @@ def test_a_dump_is_answered_when_all_have_saved_the_same_step() -> None:
     assert job.wish.save == 0, "a newcomer must not save once more"
 
 
+def test_a_dump_that_was_given_up_is_answered_with_the_reason() -> None:
+    job = Operated()
+    name = job.ask("dump")
+    other = "another rank could not; its log says why"
+    job.feed(*(SavedStep(0, rank, job.wish.save, 8, "", other if rank != 2 else "no space left") for rank in range(4)))
+    answer = job.answer_to(name)
+    assert answer is not None and not answer.ok
+    assert answer.text == f"step 8 was not saved: {other}; no space left"
+    assert job.wish.save == 0
+
+
 def test_a_dump_while_paused_is_ordered_and_the_job_stays_paused() -> None:
     job = Operated()
     hold = job.paused()

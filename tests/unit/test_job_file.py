@@ -105,3 +105,24 @@ def test_the_command(examples: Path, tmp_path: Path) -> None:
     assert CliRunner().invoke(app, trusted).exit_code == 0
     missing = CliRunner().invoke(app, ["config", "--from-job", str(tmp_path / "none.yaml")])
     assert missing.exit_code == 2 and "give the path of a job file" in missing.output
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "kind: Job\nspec: {template: {spec: {containers: [{ports: [{name: p}]}]}}}\n",
+        "kind: Job\nmetadata: {labels: [a]}\nspec: {template: {spec: {}}}\n",
+        "kind: Job\nspec: {template: {spec: {containers: [{env: [{value: 1}]}]}}}\n",
+        "kind: Job\nspec: text\n",
+    ],
+)
+def test_what_is_no_job_is_refused(text: str, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(Refused, match="--from-job"):
+        job_file.read(tmp_path / "job.yaml")
+
+
+def test_a_document_of_another_kind_beside_a_job_is_no_hindrance(tmp_path: Path) -> None:
+    job = "kind: Job\nspec: {template: {spec: {containers: []}}}\n"
+    (tmp_path / "job.yaml").write_text(f"kind: Note\nspec: text\n---\n{job}")
+    assert job_file.read(tmp_path / "job.yaml").framework == "pytorch"

@@ -20,6 +20,7 @@ from mindspeed_tft.facade import mindio, shards, texts
 from mindspeed_tft.facade.gate import Gate
 from mindspeed_tft.facade.process import Process
 from mindspeed_tft.facade.words import NOT_SERVED, FacadeError, NotServed, RepairType, ReportState
+from mindspeed_tft.settings import Refused
 
 if TYPE_CHECKING:
     from tests.conftest import Processes
@@ -99,6 +100,14 @@ def facade() -> Iterator[Callable[[str, str], Any]]:
     mindio.install()
     yield lambda module, name: getattr(importlib.import_module(module), name)
     mindio.uninstall()
+
+
+@pytest.mark.parametrize(("key", "value"), [("tft-clusterd", "http://127.0.0.1"), ("tft-fault-rules", "rules.yaml")])
+def test_a_setting_that_nothing_here_would_heed_is_refused(key: str, value: str, tmp_path: Path) -> None:
+    (tmp_path / "facade.yaml").write_text(f"{key}: {value}\n")
+    process = Process({"TFT_FACADE_CONFIG": str(tmp_path / "facade.yaml")})
+    with pytest.raises(Refused, match=f"{key.replace('-', '_')}.*Remedy: leave it out"):
+        process._settings()
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in NAMES.items() for name in names])

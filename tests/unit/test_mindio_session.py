@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -151,3 +152,12 @@ def test_callbacks_get_what_their_names_promise() -> None:
     assert calls.missing() == ["clean"]
     with pytest.raises(TypeError, match="the clean callback is a int"):
         calls.register("clean", 3, None)  # type: ignore[arg-type]
+
+
+def test_a_stop_waits_for_a_hanging_update_as_long_as_it_was_told() -> None:
+    """Twice as long would be after the time in which the engine waits for reports."""
+    gate = Gate()
+    assert gate.enter(0)
+    begun = time.monotonic()
+    assert gate.close(1, 0.5) is False
+    assert 0.5 <= time.monotonic() - begun < 0.75

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -141,3 +142,10 @@ def test_asked_to_end_it_asks_the_workers_and_starts_nothing_again(monkeypatch: 
     monkeypatch.setattr(launcher, "start", start)
     assert launcher.agent({}).run() == 75
     assert launcher.seen == ["0"] and not left(launcher)
+
+
+def test_a_status_that_was_not_written_whole_is_none(tmp_path: Path) -> None:
+    (tmp_path / "1.tmp").write_text("")
+    places.leave_status({places.STATUS: str(tmp_path)}, 0, 75)
+    assert agent.left_status(tmp_path) == {0: 75}
+    assert not list(tmp_path.iterdir())

@@ -23,8 +23,10 @@ tft_register_rebuild_group_handler tft_register_stream_sync_handler ReportState 
 
 @pytest.fixture(scope="module")
 def framework() -> Iterator[object]:
+    from mindspeed_tft.facade import mindio as facade
     from mindspeed_tft.mindspore import mindio
 
+    facade.uninstall()  # of another test in this process
     mindio.install()
     import mindio_ttp.framework_ttp as names
 

@@ -3,22 +3,29 @@ for the framework. Which step is saved, and from which copy."""
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import control_support
 import pytest
 
+from mindspeed_tft.engine.types import RankInfo
 from mindspeed_tft.mindspore import layout
+from mindspeed_tft.mindspore.member import Member
 from mindspeed_tft.recovery import files
+from mindspeed_tft.recovery.hold import NotDone
+from mindspeed_tft.settings import Settings
 
 PROGRAM = Path(__file__).parent / "programs" / "member_rank.py"
+DEADLINES = Settings().deadlines()
 TWO_PARTS = ["a", "a", "b", "b"]
 
 
@@ -47,11 +54,11 @@ class Ranks:
         self.tmp, self.save = tmp, tmp / "save"
         self.started: list[subprocess.Popen[str]] = []
 
-    def run(self, where: str, parts: list[str], copies: int = 2) -> dict[int, int]:
+    def run(self, where: str, parts: list[str], copies: int = 2, lazy: bool = False) -> dict[int, int]:
         """Rank 3 is killed in step 5; exit statuses by rank."""
         config = control_support.config(self.tmp, 4, engine="mindspeed_tft.engine.machine:Engine")
         words = {"config": config.to_json(), "port": Hub(4).port, "save": str(self.save), "steps": 8, "parts": parts,
-                 "copies": copies, "fault": {"rank": 3, "step": 5, "where": where}}  # fmt: skip
+                 "copies": copies, "lazy": lazy, "fault": {"rank": 3, "step": 5, "where": where}}  # fmt: skip
         for rank in range(4):
             command = [sys.executable, str(PROGRAM), json.dumps({**words, "rank": rank})]
             self.started.append(subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=dict(os.environ)))
@@ -86,6 +93,12 @@ def test_a_rank_is_lost_in_a_step_and_the_one_before_is_saved(four: Ranks) -> No
     assert four.saved() == (4, {"a": "a 4", "b": "b 4"})
 
 
+def test_a_rank_that_waits_for_its_device_answers_a_stop(four: Ranks) -> None:
+    """The copy of a step is the first to wait for it, and a peer of that step is lost: it will never end."""
+    assert four.run("compute", TWO_PARTS, lazy=True) == {0: 75, 1: 75, 2: 75, 3: -9}
+    assert four.saved() == (4, {"a": "a 4", "b": "b 4"})
+
+
 @pytest.mark.full
 def test_a_step_that_ended_on_one_rank_counts_where_each_holds_everything(four: Ranks) -> None:
     assert four.run("update", []) == {0: 75, 1: 75, 2: 75, 3: -9}
@@ -102,3 +115,51 @@ def test_without_the_copy_of_the_step_before_nothing_is_saved(four: Ranks) -> No
 def test_with_it_the_step_before_is(four: Ranks) -> None:
     assert four.run("update", TWO_PARTS) == {0: 75, 1: 75, 2: 75, 3: -9}
     assert four.saved() == (4, {"a": "a 4", "b": "b 4"})
+
+
+class Pair:
+    """A framework of two ranks in this process. `full`: the rank whose disk is."""
+
+    def __init__(self, full: int) -> None:
+        self.full, self.told = full, dict[int, list[int]]()
+        self.here = threading.Barrier(2)
+
+    def of(self, rank: int) -> SimpleNamespace:
+        def agree(numbers: Sequence[int]) -> list[int]:
+            self.told[rank] = list(numbers)
+            self.here.wait(10)
+            highest = [max(pair) for pair in zip(self.told[0], self.told[1], strict=True)]
+            self.here.wait(10)
+            return highest
+
+        def write(step: int, path: Path) -> str:
+            if rank == self.full:
+                raise OSError(errno.ENOSPC, "No space left on device")
+            path.write_text(f"{rank} {step}")
+            return files.sha256_of(path)
+
+        return SimpleNamespace(keep=lambda step: None, write=write, agree=agree)
+
+
+@pytest.mark.parametrize("full", [-1, 0, 1])
+def test_a_save_in_peace_that_cannot_be_written_ends_on_all_ranks_alike(full: int, tmp_path: Path) -> None:
+    pair, ended = Pair(full), dict[int, str]()
+
+    def save(rank: int) -> None:
+        info = RankInfo(rank, "host", 1, f"p{rank}", rank, (f"p{rank}/state",))
+        member = Member(pair.of(rank), info, DEADLINES, tmp_path, "again", False, SimpleNamespace())  # type: ignore[arg-type]
+        try:
+            ended[rank] = str(member._save_now(7))
+        except NotDone as exc:
+            ended[rank] = f"not done: {exc}"
+
+    threads = [threading.Thread(target=save, args=(rank,)) for rank in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    if full < 0:
+        assert ended[0] == ended[1] == str(layout.checkpoint(tmp_path, 7)) and layout.latest(tmp_path) == 7
+    else:
+        assert "No space left" in ended[full] and "another rank could not" in ended[1 - full]
+        assert layout.latest(tmp_path) is None

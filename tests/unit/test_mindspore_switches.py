@@ -69,11 +69,33 @@ def test_a_port_that_is_none(text: str) -> None:
         ({}, {"enable_worker_reboot": True}, "enable_worker_reboot"),
         ({}, {"tft_dedline": 60}, "tft_dedline"),
         ({}, {"tft_deadline": "soon"}, "--tft-deadline"),
+        ({}, {"tft_fault_rules": "rules.yaml"}, "texts of errors decide nothing"),
+        ({}, {"tft_clusterd": "http://10.0.0.9:8899", "tft_clusterd_job": "j"}, "that port is not encrypted"),
+        ({}, {"tft_clusterd": "http://127.0.0.1:8899"}, "there is none"),
+        ({"MINDX_TASK_ID": "j", "MINDX_SERVER_IP": "10.0.0.9", "PROCESS_RECOVER": "on"}, {}, "asked for by environ"),
     ],
 )
 def test_settings_that_mindspore_cannot_serve(environ: dict[str, str], given: dict[str, object], word: str) -> None:
     with pytest.raises(Refused, match=word):
         training.settle(environ, given, switches.read(environ))
+
+
+def test_clusterd_decides_for_a_job_of_mindcluster() -> None:
+    environ = {"MINDX_TASK_ID": "j", "MINDX_SERVER_IP": "10.0.0.9", "PROCESS_RECOVER": "on", "LOCAL_PROXY_ENABLE": "on"}
+    found = training.settle(environ, {}, switches.read(environ))
+    assert (found.clusterd, found.tft_clusterd_job) == ("http://127.0.0.1:8899", "j")
+    assert training.settle(environ, {"tft_clusterd": "none"}, switches.read(environ)).clusterd == ""
+
+
+def test_ranks_count_on_no_more_time_than_the_agent_gives_them() -> None:
+    found = training.settle({}, {"tft_deadline": 600.0}, switches.read({}))
+    agent = {places.LIFE: "0", places.PATIENCE: "150"}
+    alone, below = places.deadlines(found, {}), places.deadlines(found, agent)
+    assert alone.stop + alone.dump + alone.exit == pytest.approx(600.0)
+    assert below.stop + below.dump + below.exit < 150.0
+    told = training.settle({"TTP_OT": "400"}, {"tft_deadline": 600.0}, switches.read({}))
+    with pytest.raises(Refused, match=r"TFT_MSRUN_PATIENCE.*killed after 150 s.*600"):
+        places.deadlines(told, agent)
 
 
 def test_hccl_moves_links_only_with_its_retry() -> None:

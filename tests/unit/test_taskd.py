@@ -19,6 +19,7 @@ from mindspeed_tft import names
 from mindspeed_tft.control import keepers
 from mindspeed_tft.control.config import ENV_JOB, ControlConfig, ControlRefused
 from mindspeed_tft.control.processor import Processor
+from mindspeed_tft.engine.incident import EXIT_UNDECIDED
 from mindspeed_tft.engine.types import RankInfo
 from mindspeed_tft.settings import Refused, Settings
 from mindspeed_tft.taskd import agent, manager, proxy, worker
@@ -170,6 +171,33 @@ def test_a_rank_that_has_a_processor_is_the_worker(tmp_path: Path, monkeypatch: 
         assert worker._worker is None
     finally:
         own.close()
+
+
+ABANDONED = """
+import sys, time
+from dataclasses import replace
+from mindspeed_tft.settings import Settings
+from mindspeed_tft.taskd.worker import Worker
+
+class Line:  # of a controller that died after its stop
+    connected, stop_epoch = False, 1
+    def report(self, report): print("reported", report.epoch, flush=True)
+    def next_order(self, seconds): time.sleep(0.05)
+    def close(self): print("closed", flush=True)
+
+worker = Worker(3)
+worker._link = Line()
+worker._stopped.set()
+worker._obey(replace(Settings().deadlines(), stop=0.5))
+"""
+
+
+def test_a_worker_whose_controller_died_after_a_stop_ends_within_the_deadlines(processes: Processes) -> None:
+    """Its main thread may be in a collective that never ends."""
+    worker = processes.start([sys.executable, "-c", ABANDONED])
+    output, _ = worker.communicate(timeout=30)
+    assert worker.returncode == EXIT_UNDECIDED
+    assert "reported 1" in output and "the controller is gone, nobody can decide" in output and "closed" in output
 
 
 # The start script of a pod and its manager, as documented, in our words. `sed` has edited the launcher.

@@ -3,7 +3,8 @@
 It is what a user would write, with one line for the plugin. The argument is JSON:
     steps, out (for the final bytes), mode (0 graph, 1 pynative), plugin (arguments of FaultTolerance; none: without),
     fault {step, rank, signal, mark}: sent to this very process once, as long as the file `mark` is not there,
-    epochs: of the same STEPS / EPOCHS batches each (1)
+    epochs: of the same STEPS / EPOCHS batches each (1); calls: each in a call of `Model.train` of its own
+    late: the script's own callback comes after ours, so that ours is the first to wait for what a step computes
     slow: seconds that each step takes at least
     links: a file to which the handler of link switches adds what it is asked for; refuse: it says that it failed
     tsp: MindSpore's own TrainFaultTolerance instead of our callback, over our `mindio_ttp`
@@ -63,7 +64,7 @@ class Watch(Callback):  # type: ignore[misc]
 
     def __init__(self, done: int, rank: int) -> None:
         super().__init__()
-        self.done, self.rank = done, rank
+        self.done, self.rank = done, rank  # `done`: steps before this call of `Model.train`
 
     def on_train_step_begin(self, run_context: Any) -> None:
         step = self.done + run_context.original_args().cur_step_num
@@ -127,10 +128,15 @@ def main() -> None:
         callbacks.append(protection)
     if WORDS.get("tsp"):
         callbacks.append(fault_tolerance_of_mindspore())
-    callbacks.insert(0, Watch(done, rank))
+    watch = Watch(done, rank)
+    callbacks.insert(len(callbacks) if WORDS.get("late") else 0, watch)
     data = GeneratorDataset(Batches(done, rank), ["x", "y"], shuffle=False, num_parallel_workers=1)
     print(f"from step {done}", flush=True)
-    if done < WORDS["steps"]:
+    if WORDS.get("calls"):
+        for call in range(EPOCHS):
+            watch.done = call * BATCHES
+            model.train(1, data, callbacks=callbacks, dataset_sink_mode=False)
+    elif done < WORDS["steps"]:
         model.train(EPOCHS, data, callbacks=callbacks, dataset_sink_mode=False)
     final = {name: value.asnumpy() for name, value in model.train_network.parameters_dict().items()}
     np.savez(f"{WORDS['out']}-{rank}.npz", **{name.replace("/", "|"): value for name, value in final.items()})

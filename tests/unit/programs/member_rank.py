@@ -1,7 +1,8 @@
 """One rank of a toy framework whose collectives never end when a rank is lost, as those of MindSpore.
 
 The argument is JSON: rank, config, port (of the hub), save, parts (by rank; []: all hold everything), copies (that are
-kept), fault {rank, step, where: "compute" or "update"}. Its state at the end of a step is the text "PART STEP".
+kept), fault {rank, step, where: "compute" or "update"}, lazy: steps are only begun where they are called, as on a
+device: the first wait for their gradients is that of the copy. Its state at the end of a step is the text "PART STEP".
 """
 
 from __future__ import annotations
@@ -36,6 +37,8 @@ class Toy:
         self.kept: dict[int, str] = {}
 
     def keep(self, step: int) -> None:
+        if WORDS["lazy"] and step:
+            self.agree([step])  # gradients
         self.kept[step] = f"{PART} {step}"
         for old in sorted(self.kept)[: -WORDS["copies"]]:
             del self.kept[old]
@@ -72,7 +75,8 @@ def main() -> None:
     for step in range(1, WORDS["steps"] + 1):
         member.step_begin(step)
         meet_fault(step, "compute")
-        toy.agree([step])  # gradients
+        if not WORDS["lazy"]:
+            toy.agree([step])  # gradients
         meet_fault(step, "update")
         member.step_end(step, step == WORDS["steps"])
     link.goodbye()
