@@ -268,14 +268,18 @@ def _meet(config: ControlConfig, rank: int, local_rank: int) -> tuple[Path, str]
 
 
 def _classifier(found: Settings) -> Callable[[str], str]:
-    """Names the kind of a fault by its text; without online repair nobody asks."""
-    if not online():
-        return lambda _text: "exception"
+    """Names the kind of a fault by its text: a rank whose memory is in doubt gives nothing, not for a dump either."""
     from mindspeed_tft.faults import classify
 
     name = platform().name
     rules = classify.load_rules(Path(found.tft_fault_rules)) if found.tft_fault_rules else ()
-    return lambda text: classify.classify(text, name, rules, window().read()).kind
+
+    def kind_of(text: str) -> str:
+        kind = classify.classify(text, name, rules, window().read()).kind
+        # What of the memory was hit matters to a repair alone, and whether the device can tell was not checked.
+        return "device" if kind == "memory" and not online() else kind
+
+    return kind_of
 
 
 def _groups() -> GroupTable:

@@ -70,6 +70,7 @@ class MegatronHost06(megatron_host.MegatronHost):
         record.commit = Commit.PASSED
         session.update_begin(0)
         megatron_kinds.of(self.optimizer).update(self.optimizer)
+        self.update_ends()
         session.update_end(0)
 
     def save_now(self, step: int, train: tuple[Any, ...]) -> Path:

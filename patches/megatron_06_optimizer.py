@@ -28,6 +28,7 @@ def step(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwar
 
     def committed(*inner_args: Any, **inner_kwargs: Any) -> Any:
         nonlocal begun
+        runtime.window().begins()
         session.commit()
         session.update_begin(0)
         begun = True
@@ -41,6 +42,7 @@ def step(wrapped: Callable[..., Any], instance: Any, args: tuple[Any, ...], kwar
         if own:  # somebody had put one there
             inner.step = update
     if begun:
+        session.host.update_ends()
         session.update_end(0)
     elif session.record.commit is Commit.NONE:
         session.commit(skipped=True)

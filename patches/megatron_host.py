@@ -83,6 +83,8 @@ class MegatronHost:
         self.loaders: megatron_rewind.Loaders | None = None
         self.partners: megatron_random.Partners | None = None  # where this rank's random states are its own
         self.recovered_by = ""  # how the last recovery was done on this rank
+        self.since = 0  # the step after which this run began to train, on whatever process
+        self.evaluated = -1  # the step whose evaluation the validation data have behind themselves
         self._given: SmallState | None = None  # to a newcomer, which has not put it in place yet
         self._saved: dict[int, Path] = {}  # step -> directory of checkpoints; only those of this run
         self._under_way: list[int] = []  # steps whose checkpoint is being written in the background
@@ -267,6 +269,12 @@ class MegatronHost:
         held, saved, longest = agreed
         return held, saved, longest
 
+    def update_ends(self) -> None:
+        """An update was begun on the device, which does the rest of it later. Where a stop throws away what the device
+        has not done yet, an update has ended only once it has done all: what this rank says of it is believed."""
+        if self.platform.stops:
+            self.platform.synchronize()
+
     def step_begins(self, step: int) -> None:
         """Before the first draw of `step`."""
         if self.partners is not None:
@@ -322,7 +330,8 @@ class MegatronHost:
         space, batches = args(), self.batches()
         samples = {key: int(getattr(space, key)) for key in megatron_rollback.COUNTERS if hasattr(space, key)}
         batch = _mpu().get_data_parallel_world_size() * space.micro_batch_size * batches.get_num_microbatches()
-        return {**samples, "curr_iteration": step - 1, "batch": batch, "dropped": self._dropped(batches)}
+        here = {"curr_iteration": step - 1, "since": self.since}
+        return {**samples, **here, "batch": batch, "dropped": self._dropped(batches)}
 
     def _dropped(self, batches: Any) -> int:
         return int(batches.get_current_global_batch_size() - batches.get_current_running_global_batch_size())
@@ -351,6 +360,28 @@ class MegatronHost:
             scheduler["num_steps"] = start.scheduler["num_steps"] + batch
         flops = start.flops + _module("megatron.training.training").num_floating_point_operations(args(), batch)
         return SmallState(record.step, now.rng, counters, scheduler, now.scalers, flops, now.buffers)
+
+    def has_evaluated(self, step: int) -> bool:
+        """Whether this run has done so up to the end of `step`."""
+        interval = args().eval_interval
+        first = (self.since // interval + 1) * interval if interval else step + 1
+        return any(evaluation_samples(done) for done in range(first, step + 1, interval or 1))
+
+    def batch_grows_after(self, step: int) -> bool:
+        """Whether the next step has more samples than `step`, where this rank stands. Megatron saves there.
+
+        A step with as many samples as the next one began that many samples ago, and batches never shrink.
+        """
+        space, batches = args(), self.batches()
+        now = batches.get_num_microbatches()
+        before = space.consumed_train_samples - self.counters(step)["batch"]
+        if before < 0:
+            return step > 0
+        try:
+            batches.update_num_microbatches(before, consistency_check=False)
+            return bool(batches.get_num_microbatches() != now)
+        finally:
+            batches.update_num_microbatches(space.consumed_train_samples, consistency_check=False)
 
     def evaluation_batches(self, step: int) -> int:
         """Micro-batches that this rank reads in the evaluation after `step`; 0 if there is none."""

@@ -65,5 +65,6 @@ def _local_update(wrapped: Callable[..., Any], instance: Any, args: Arguments, k
         session.commit()
     session.update_begin(index)
     result = wrapped(*args, **kwargs)
+    session.host.update_ends()
     session.update_end(index)
     return result

@@ -8,7 +8,7 @@ what a new job has for free: nothing counted yet, nothing half done, and iterato
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -72,7 +72,7 @@ def rewind(host: MegatronHost, step: int, base: Path) -> None:
     _point_to(host, step, base)
     _load(host, step, base)
     loaded = host.rng()  # making an iterator draws a number: only then is the state of the checkpoint put back
-    _data(host)
+    _data(host, step)
     state = host.small_state(step)
     state.rng.update(loaded)
     for put_back in host.put_back:
@@ -89,7 +89,8 @@ def take_place(host: MegatronHost, state: SmallState) -> None:
     for rule in megatron_rollback.ABANDON:
         rule(host)
     megatron_rollback.counters(host, state)
-    _data(host)
+    host.since = state.counters["since"]
+    _data(host, state.step)
     for put_back in host.put_back:
         put_back(host, state)
 
@@ -162,8 +163,12 @@ def _as_a_resume(space: Any, base: Path) -> Iterator[None]:
         vars(space).update(before)
 
 
-def _data(host: MegatronHost) -> None:
-    """New iterators that begin at the samples which the checkpoint had consumed."""
+def _data(host: MegatronHost, step: int) -> None:
+    """New iterators that begin at the samples which had been consumed at the end of `step`, its evaluation included.
+
+    Making an iterator draws a number, and the draws of the run so far are in the random states that are put back
+    afterwards. Only where this run has not read a batch yet, the draw is still to come.
+    """
     space, loaders = _args(), host.loaders
     if reason := why_not(host):
         raise files.DumpError(reason)
@@ -171,16 +176,28 @@ def _data(host: MegatronHost) -> None:
     kind = "cyclic" if getattr(space, "full_validation", False) else space.dataloader_type
     assert loaders is not None
     for iterator, loader in zip(megatron_rollback.iterators(host.data), loaders.train, strict=True):
-        _begin(iterator, loader, space.consumed_train_samples, space.dataloader_type)
+        _begin(iterator, loader, space.consumed_train_samples, space.dataloader_type, step > host.since)
     for iterator, loader in zip(megatron_rollback.iterators(host.validation), loaders.validation, strict=True):
-        _begin(iterator, loader, consumed, kind)
+        _begin(iterator, loader, consumed, kind, host.has_evaluated(step))
+    host.evaluated = step
 
 
-def _begin(iterator: Any, loader: Any, consumed: int, kind: str) -> None:
-    """Put a new source below Megatron's own iterator, which training holds on to."""
+def _begin(iterator: Any, loader: Any, consumed: int, kind: str, read: bool) -> None:
+    """Put a new source below Megatron's own iterator, which training holds on to. `read`: this run has read of it."""
     fresh = megatron_releases.build_data_loader(loader.dataset, consumed)
-    source = _module("megatron.training.training").cyclic_iter(fresh) if kind == "cyclic" else fresh
-    iterator.iterable = ReplayIterator(iter(source))
+    iterator.iterable = ReplayIterator(_again_and_again(fresh, read) if kind == "cyclic" else iter(fresh))
     iterator.saved_microbatches = []
     iterator.replaying = False
     iterator.replay_pos = 0
+
+
+def _again_and_again(loader: Iterable[Any], read: bool) -> Iterator[Any]:
+    """As Megatron's `cyclic_iter`, whose first pass begins with the first batch; here it begins now if `read`."""
+    first = iter(loader) if read else loader
+
+    def batches() -> Iterator[Any]:
+        yield from first
+        while True:
+            yield from loader
+
+    return batches()

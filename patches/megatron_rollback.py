@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import random
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -157,15 +158,19 @@ def data(host: MegatronHost, _state: SmallState) -> None:
             iterator.iterable.rewind()
 
 
-def validation_data(host: MegatronHost, state: SmallState) -> None:
+def validation_data(host: MegatronHost, state: SmallState) -> bool:
     """An evaluation after step S that was interrupted is not repeated, but its batches are passed over: the next one
-    reads what it would have read."""
+    reads what it would have read. True: some were, and what they draw was drawn."""
+    behind = host.evaluated == state.step  # passed over before, or the data were made anew behind it
+    host.evaluated, read = state.step, False
     for iterator in iterators(host.validation):
         given = iterator.iterable.given if isinstance(iterator.iterable, ReplayIterator) else 0
-        for _ in range(host.evaluation_batches(state.step) - given):
+        for _ in range(0 if behind else host.evaluation_batches(state.step) - given):
             next(iterator.iterable)
+            read = True
         iterator.saved_microbatches = []
         iterator.replaying = False
+    return read
 
 
 def parameters(host: MegatronHost, _state: SmallState) -> None:
@@ -210,7 +215,8 @@ def roll_back(host: MegatronHost, state: SmallState, again: bool) -> None:
     the step after it, whose batches have to come once more, and has the evaluation after `state.step` behind itself."""
     if not again:
         mark_batches(host)
-        validation_data(host, state)
+        if validation_data(host, state):
+            state = replace(state, rng=host.rng())
     for abandon in ABANDON:
         abandon(host)
     for put_back in host.put_back:

@@ -50,6 +50,7 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
     session.link.one_way = bool(megatron_rewind.why_not(host))
     session.train_begin(space.iteration, len(host.optimizers()))
     resumed = torch_distributed.alone()
+    host.since = int(space.iteration)
     runtime.training_begins()
     if resumed:
         mark = megatron_tensorboard.Mark(session, None)
@@ -65,6 +66,7 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
             return result
         except SystemExit:
             if session.link.phase in ("between-steps", "start"):
+                runtime.training_ends()  # no launcher is to start this rank again
                 raise  # Megatron itself ends the job here: --exit-interval, --exit-duration-in-mins, a signal
             _recover(session, RuntimeError("the program called sys.exit in the middle of a step"))
         except BaseException as exc:
@@ -83,9 +85,10 @@ def _recover(session: Any, exc: BaseException) -> None:
 
 
 def _save_if_due(session: Any, args: Arguments) -> None:
-    """The periodic checkpoint of step S, where the fault came before it or into it."""
+    """The periodic checkpoint of step S, or that before the batch grows, where the fault came before it or into it."""
     space, step = megatron_host.args(), session.record.step
-    if space.save and space.save_interval and step and step % space.save_interval == 0:
+    periodic = bool(space.save_interval) and step % space.save_interval == 0
+    if space.save and step and (periodic or session.host.batch_grows_after(step)):
         _save(session, args)
 
 

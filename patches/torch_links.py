@@ -51,8 +51,11 @@ def try_groups(timeout: timedelta, device: str = "cpu") -> Tested:
     mine = links.addresses(table.link)
     for group in table.groups():
         if group.size() > 1:
-            _check_ends(group, table.link, mine)
-            _reduce(group, until, timeout)
+            if group.device_backend:
+                _reduce_on(group, device)
+            else:
+                _check_ends(group, table.link, mine)
+                _reduce(group, until, timeout)
             tested += 1
     for other in _others():
         _reduce_on(other, device)

@@ -62,7 +62,7 @@ DTYPES: tuple[str, ...] = ("fp32", "bf16", "fp16")
 # What can be rehearsed today; a later feature adds its line here.
 # With `retry` the kinds of `dump` show what happens to a fault that cannot be repaired online.
 AVAILABLE_KINDS: dict[str, tuple[str, ...]] = {
-    "dump": ("kill", "term", "segv", "exc", "oom", "stop", "hang", "flip", "controller", "node"),
+    "dump": ("kill", "term", "segv", "exc", "oom", "stop", "hang", "uce", "flip", "controller", "node"),
     "retry": ("uce", "uce-low", "link", "nan", "flip", "kill", "term", "segv", "exc", "oom", "controller"),
     "recover": (
         *("kill", "segv", "exc", "oom", "stop", "hang", "uce", "uce-low", "link"),

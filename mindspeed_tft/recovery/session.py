@@ -236,7 +236,7 @@ class Session(Generic[HostT]):
                 self._damaged = True
             elif kind == "memory":
                 release(exc)
-                kind = _KIND_OF_DAMAGE[self.host.damage()]
+                kind = self._kind_of_damage()
             self._fault = text
             self._damaged = self._damaged or kind in ("memory", "corrupted", "device")
             self.link.fault("memory" if kind == "memory-low" else kind, text, own=True)
@@ -260,6 +260,14 @@ class Session(Generic[HostT]):
         if isinstance(exc, ShardChanged):
             return "memory"
         return "peer" if isinstance(exc, (CommunicationAborted, HoldBroken)) else self._classify(text)
+
+    def _kind_of_damage(self) -> str:
+        """What a memory fault has hit. A device that does not say so is believed to be broken."""
+        try:
+            return _KIND_OF_DAMAGE[self.host.damage()]
+        except Exception:
+            log.exception("rank %d: the device does not tell what of its memory is damaged", self.info.rank)
+            return "device"
 
     def join(self) -> None:
         """Take part in the recovery that this process was started for. Returns when training is to go on.

@@ -66,6 +66,8 @@ class Stamps:
         self.changing()
         place = self._beside() if self._mode == "step" or (self._mode == "auto" and self._affordable()) else None
         if place is None:
+            if self._mode == "step":
+                self.keep(self.now())
             return
         if not self._lasting:  # the first update makes moments, which are read as well from then on
             before, self._readers = self._readers, self._read()

@@ -98,6 +98,8 @@ class ToyHost:
         return {path: files.write_verified(path, lambda file: file.write(",".join(parts).encode()))}
 
     def damage(self) -> str:
+        if self.hit == "unknown":
+            raise RuntimeError("the device refuses to tell")
         return self.hit
 
     def regroup(self, epoch: int, link: str) -> None:
@@ -190,7 +192,7 @@ class ToyLink:
     def left_hold(self) -> None:
         self.said.append(("left the hold",))
 
-    def saved(self, save: int, step: int, path: str) -> None:
+    def saved(self, save: int, step: int, path: str, why: str = "") -> None:
         self.said.append(("saved", save, step, path))
 
     def put_back(self, order: Order) -> None:
@@ -520,6 +522,18 @@ def test_a_damaged_rank_without_repair_never_trains_on(made: tuple[Session, ToyH
         session.recover(RuntimeError("UCE ERROR"))
     assert ("done", 3, False, "DumpError: this rank's memory was damaged and not repaired", {}) in link.said
     assert host.done == ["regroup 1"]
+
+
+def test_a_device_that_does_not_tell_what_was_hit_is_no_source(made: tuple[Session, ToyHost, ToyLink]) -> None:
+    session, host, link = made
+    host.hit = "unknown"
+    compute(session, host, 1)
+    compute(session, host, 2, "forward")
+    link.orders = dump_orders(1)
+    with pytest.raises(Left):
+        session.recover(RuntimeError("UCE ERROR"))
+    assert ("fault", "device", True) in link.said
+    assert [report.trusted for report in link.reports] == [False]
 
 
 def test_a_stop_that_came_after_the_regroup_is_answered_next(made: tuple[Session, ToyHost, ToyLink]) -> None:

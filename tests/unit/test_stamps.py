@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from mindspeed_tft.recovery import stamps as stamps_module
-from mindspeed_tft.recovery.stamps import Stamps
+from mindspeed_tft.recovery.stamps import Mode, Stamps
 from mindspeed_tft.replica.digest import LANES, Shard, digest
 
 WAIT = 20.0  # seconds, at most
@@ -143,12 +143,17 @@ def test_without_hashes_in_every_step_there_is_no_thread(mode: str) -> None:
     assert stamps.now() == ({} if mode == "never" else {"a": digest(Shard([held.tensor]))})
 
 
-def test_a_device_without_a_place_beside_training_hashes_at_a_stop() -> None:
+@pytest.mark.parametrize("mode", ["auto", "step"])
+def test_a_device_without_a_place_beside_training_hashes_at_a_stop_or_at_once(mode: Mode) -> None:
     held = Held()
-    stamps = Stamps(held.shards, beside=lambda: None)
+    stamps = Stamps(held.shards, mode, beside=lambda: None)
+    before = threading.active_count()
     stamps.changed()
+    here = {"a": digest(Shard([held.tensor]))}
+    assert stamps.known == (here if mode == "step" else {})
+    assert stamps.now() == here and threading.active_count() == before
+    stamps.changing()
     assert stamps.known == {}
-    assert stamps.now() == {"a": digest(Shard([held.tensor]))}
 
 
 def test_what_breaks_in_the_thread_is_told_and_costs_this_hash_only(caplog: pytest.LogCaptureFixture) -> None:
@@ -196,7 +201,7 @@ def test_a_process_that_ends_while_it_hashes_is_not_aborted() -> None:
     """A daemon thread that comes back from torch while the interpreter shuts down ends the process with SIGABRT."""
     program = (
         "import atexit, torch\n"
-        "from mindspeed_tft.recovery.stamps import Stamps\n"
+        "from mindspeed_tft.recovery.stamps import Mode, Stamps\n"
         "from mindspeed_tft.replica.digest import Shard\n"
         "tensor = torch.zeros(40_000_000)\n"
         "stamps = Stamps(lambda: {'a': Shard([tensor])})\n"
