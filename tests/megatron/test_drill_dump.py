@@ -57,6 +57,16 @@ def test_a_killed_rank_loses_nothing(drill: Callable[..., Drilled]) -> None:
     assert _flipped_byte_is_found(found.directory)
 
 
+@pytest.mark.full
+@pytest.mark.parametrize(("layout", "fault"), [("dp4", "uce@1:7:backward"), ("tp2dp2", "uce@0:7:update")])
+def test_a_rank_whose_memory_is_broken_gives_nothing(drill: Callable[..., Drilled], layout: str, fault: str) -> None:
+    """It lives, and reads garbage: the other holder of its shard is used, though nobody would repair anything here."""
+    found = drill("--layout", layout, "--fault", fault)
+    _assert_exact(found, fault)
+    (incident,) = found.incidents
+    assert "device" in {each["kind"] for each in incident["faults"]}
+
+
 def _flipped_byte_is_found(directory: Path) -> bool:
     from mindspeed_tft.faults import compare, control
 

@@ -158,7 +158,7 @@ def _check(
         ),
         ({"preset": "retry", "fault": "uce@4:7"}, "ranks 0 to 3"),
         ({"preset": "retry", "layout": "dp1tp4"}, "--replicas 2"),
-        ({"fault": "uce@1:7"}, "where there are kill term segv exc"),
+        ({"fault": "uce-low@1:7"}, "where there are kill term segv exc"),
         ({"fault": "kill@1:7:eval"}, "available: data forward"),
         ({"fault": "kill@4:7"}, "ranks 0 to 3"),
         ({"fault": "kill@1:12"}, "one of 2 to 11"),
