@@ -44,12 +44,12 @@ def command(
             metavar="KIND@RANK:STEP[:PHASE]",
             help="Repeatable; STEP is the step being computed, the first is 1; the same fault given n times comes n "
             "times. KIND: kill segv exc oom uce (device memory destroyed), without preset recover also term; with "
-            "presets retry and recover also uce-low (none of it in use) link (connections cut); with preset retry also "
-            "nan (a gradient corrupted, silently); with all presets controller (the process that decides is killed); with "
-            "presets dump and recover node (all processes of the rank's node killed); with preset recover agent (its "
-            "launcher killed). PHASE: data forward backward grad-reduce clip commit update param-gather; without "
-            "preset dump also save eval, and, in the repair of another fault of that step, regroup repair rollback; "
-            "none: chosen by the seed. Default kill@1:7:backward, with preset retry "
+            "presets retry and recover also uce-low (none of it in use) link (connections cut); with preset retry "
+            "also nan (a gradient corrupted, silently); with all presets controller (the process that decides is "
+            "killed); with presets dump and recover node (all processes of the rank's node killed); with preset "
+            "recover agent (its launcher killed). PHASE: data forward backward grad-reduce clip commit update "
+            "param-gather; without preset dump also save eval, and, in the repair of another fault of that step, "
+            "regroup repair rollback; none: chosen by the seed. Default kill@1:7:backward, with preset retry "
             "uce@1:7:backward.",
         ),
     ] = None,
