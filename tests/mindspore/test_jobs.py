@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from fake_clusterd import Cluster, Server
 from mindspore_jobs import STEPS, Final, Job, Jobs
 from ports import free_port
 
@@ -86,6 +87,22 @@ def test_a_lost_rank_costs_no_completed_step(jobs: Jobs, unbroken: Final, tmp_pa
     (incident,) = (job.save / "tft_incidents").glob("*.json")
     assert json.loads(incident.read_text())["outcome"] == "dumped"
     assert job.left() == []
+
+
+def test_clusterd_decides_what_a_lost_rank_leads_to(jobs: Jobs, unbroken: Final, tmp_path: Path) -> None:
+    """It is offered what this framework can do, a dump or an exit, and told what came of it."""
+    server = Server(Cluster(job="ms")).start()
+    try:
+        fault = {"step": 9, "rank": 1, "signal": "SIGKILL", "mark": str(tmp_path / "mark")}
+        plugin = {"tft_clusterd": f"http://{server.target}", "tft_clusterd_job": "ms"}
+        job = jobs.start(plugin=plugin, tft="{TTP:1}", agent=True, fault=fault)
+        assert job.end() == 0, job.told()
+    finally:
+        server.stop()
+    assert (server.cluster.offered, server.cluster.log) == (("dump", "exit"), ["dump", "dump 0"]), job.told()
+    assert server.cluster.violations == []
+    assert "from step 8" in job.log(0) and "the job is started again, 1 of 3 times" in job.output
+    same(job, unbroken)
 
 
 def test_a_job_that_is_not_started_again_says_so_by_its_status(jobs: Jobs, tmp_path: Path) -> None:
