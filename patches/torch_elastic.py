@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from mindspeed_tft import kept
 from mindspeed_tft.agent import places, policy, reboot, spare
 from mindspeed_tft.agent.spare import Spare
 from mindspeed_tft.agent.standby import Order
@@ -126,14 +127,16 @@ class _Run:
         self._over_since: float | None = None  # monotonic seconds
 
     def join(self, agent: Any) -> None:
-        """After a rendezvous, before workers are started: which place has this node in its job."""
+        """After a rendezvous, before workers are started: which place has this node in its job.
+
+        Raises:
+            RuntimeError: the job's store does not answer. The workers of this node could not meet those of the others,
+                who have their places there.
+        """
         self.leave_node()
         if self.deadlines is None:
             return
-        try:
-            self.node = torch_rendezvous.join(agent, self.deadlines, self.directory)
-        except (RuntimeError, OSError) as exc:
-            say(f"a lost node cannot be replaced: this launcher finds no place in the job's store ({exc})")
+        self.node = self._find_node(agent, self.deadlines)
         if self.node is not None and self.node.place.replaced:
             place = self.node.place
             self.node.keeper.training_begins()
@@ -178,6 +181,20 @@ class _Run:
         supervisor.look(time.monotonic())
         if self.node is not None and supervisor.all_train():
             self.node.keeper.training_begins()
+
+    def _find_node(self, agent: Any, deadlines: Deadlines) -> torch_rendezvous.Node | None:
+        until = time.monotonic() + deadlines.stop
+        while True:
+            try:
+                return torch_rendezvous.join(agent, deadlines, self.directory)
+            except (RuntimeError, OSError) as exc:
+                if time.monotonic() >= until:
+                    raise RuntimeError(
+                        f"this launcher found no place in the job's store within {deadlines.stop:g} s ({exc}); the"
+                        " others have theirs and wait for it: see why the store is slow, and start this node again"
+                    ) from exc
+                say(f"the job's store does not tell this launcher its place, it asks again: {exc}")
+            time.sleep(deadlines.heartbeat)
 
     def prepare(self, context: Any) -> None:
         """Before the workers of a context are started: they learn where we are."""
@@ -240,6 +257,8 @@ def run(wrapped: Call, instance: Any, args: Args, kwargs: Kwargs) -> Any:
         with _shield.up():
             directory = tempfile.TemporaryDirectory(prefix="tft-agent-", ignore_cleanup_errors=True)
             stack.callback(_leave, directory)
+            kept.keep(Path(directory.name))
+            stack.callback(kept.let_go, Path(directory.name))
             try:
                 deadlines = _deadlines(instance._worker_group.spec)
             except Refused as exc:

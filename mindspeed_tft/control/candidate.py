@@ -30,6 +30,7 @@ from mindspeed_tft.control.leadership import Leadership, Role, Verdict, generati
 from mindspeed_tft.control.lease import Lease, Seen, Storage, fresh_name, is_name
 from mindspeed_tft.control.seats import HostLink, SeatState, gather
 from mindspeed_tft.control.watchers import Watchers
+from mindspeed_tft.kept import keep
 from mindspeed_tft.observe import logs
 from mindspeed_tft.observe.incident import Recorder
 
@@ -116,6 +117,7 @@ class Candidate:
         """Serves until the job is over. The leader says the last words when its launcher is gone."""
         if not self._starting and candidates.relay_of(self._directory) is RelayIs.ENDED:
             return  # the job has ended while this process was started
+        keep(self._directory)
         launcher = self._watch_launcher()
         self._unix = unix_path
         server = listener.make_server(self._stream, self._told, self._service.handler())
@@ -468,7 +470,7 @@ class Candidate:
         self._visits.discard(visit)
         hello = visit.link.hello
         if visit.votes and not any(v.votes and v.link.hello.node_rank == hello.node_rank for v in self._visits):
-            self._leadership.left(hello.node_rank, visit.link.bye)
+            self._leadership.left(hello.node_rank, visit.link.bye and visit.link.ended)
             spare = next((v for v in self._visits if v.link.hello.node_rank == hello.node_rank), None)
             if spare is not None:
                 spare.votes = True

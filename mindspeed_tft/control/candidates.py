@@ -161,6 +161,17 @@ def lives(role: RoleFile, directory: Path) -> bool:
     return any(word.startswith(os.fsencode(directory)) for word in words)
 
 
+def of_the_living(directory: Path) -> set[str]:
+    """Names of the files by which controllers of this host that live are found, and of what its relay had accepted
+    while they led: without it a term could be given twice."""
+    found: set[str] = set()
+    for path in directory.glob("controller-*.json"):
+        role = read_role(path)
+        if role is not None and lives(role, directory):
+            found |= {path.name, Path(role.unix).name, _UPLINK}
+    return found
+
+
 def relay_of(directory: Path) -> RelayIs:
     """By its socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
@@ -189,4 +200,6 @@ def leave(directory: Path) -> None:
             if not lives(role, directory):
                 Path(role.unix).unlink(missing_ok=True)
                 path.unlink(missing_ok=True)
+        if {path.name for path in directory.iterdir()} == {_UPLINK}:  # kept for a relay that did not come
+            (directory / _UPLINK).unlink(missing_ok=True)
         directory.rmdir()  # not empty: somebody else is still there, and will do it

@@ -11,6 +11,7 @@ from google.protobuf.message import DecodeError, Message
 
 from mindspeed_tft.control import wire_pb2 as wire
 from mindspeed_tft.engine import types as t
+from mindspeed_tft.engine.incident import EXIT_MOVED, EXIT_REBORN
 
 PROTOCOL = 4
 MAX_TEXT = 64 * 1024
@@ -271,6 +272,12 @@ def wish_from_wire(m: wire.Wish) -> t.Wish:
 def order_to_wire(order: t.Order) -> wire.Order:
     payload = {key: _value_to_wire(key, value) for key, value in order.payload.items()}
     return wire.Order(id=order.id, rank=order.rank, kind=order.kind.value, payload=payload)
+
+
+def ends_the_job(m: wire.Order) -> bool:
+    """It tells a rank to leave, and no other process will come in its place."""
+    coming_back = (EXIT_REBORN, EXIT_MOVED)
+    return m.kind == t.OrderKind.EXIT.value and m.payload["code"].number not in coming_back
 
 
 def order_from_wire(m: wire.Order) -> t.Order:

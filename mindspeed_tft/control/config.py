@@ -124,17 +124,23 @@ def meeting_dir(config: ControlConfig, base: str | None = None) -> Path:
 def private_place(*key: str, base: str | None = None) -> Path:
     """The directory of this user, on this host, for all who know the same key; nobody may have made it yet.
 
+    Where it is there already, nobody looks elsewhere: a better place can appear in the middle of a job, such as
+    XDG_RUNTIME_DIR with a login.
+
     Raises:
         ControlUnavailable: there is none that a Unix socket could be in.
     """
     uid = os.getuid()
     name = hashlib.sha256("\0".join((*key, str(uid))).encode()).hexdigest()[:12]
     candidates = [base] if base else [os.environ.get("XDG_RUNTIME_DIR", ""), tempfile.gettempdir(), "/tmp"]
+    usable = []
     for candidate in candidates:
         path = Path(candidate or ".") / f"tft-{uid}" / name
         fits = len(os.fsencode(path)) + len(_LONGEST_NAME) < _SUN_PATH
         if candidate and fits and os.path.isdir(candidate) and os.access(candidate, os.W_OK | os.X_OK):
-            return path
+            usable.append(path)
+    if usable:
+        return next((path for path in usable if path.is_dir()), usable[0])
     raise ControlUnavailable(
         f"no directory for the control sockets: none of {[c for c in candidates if c]} is writable and short enough "
         f"for a Unix socket ({_SUN_PATH} bytes); set TMPDIR to a short path"

@@ -237,7 +237,7 @@ class Controller:
             if not 0 <= word.rank < self._config.world_size:
                 raise codec.WireError(f"rank {word.rank} in a job of {self._config.world_size}")
             self._seats.hear(link, word, time.monotonic())
-        link.bye = message.bye
+        link.bye, link.ended = message.bye, message.ended
 
     def _warn_of_place(self, text: str) -> None:
         log.warning("%s", text)

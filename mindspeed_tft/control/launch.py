@@ -9,11 +9,11 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from pathlib import Path
 from typing import Protocol
 
-from mindspeed_tft.control import daemon
+from mindspeed_tft.control import candidates, daemon
 from mindspeed_tft.control.config import (
     ENV_JOB,
     RELAY_SOCKET,
@@ -65,13 +65,16 @@ def join_host(config: ControlConfig, local_rank: int) -> Path:
     except ControlUnavailable:
         if local_rank:
             raise
-    return start_host(config, directory, controller=False)
+    return start_host(config, directory, controller=False, begins=False)
 
 
-def start_host(config: ControlConfig, directory: Path, controller: bool) -> Path:
-    """Starts the relay and, if wanted, the first controller of this job; the relay starts what else is needed here."""
+def start_host(config: ControlConfig, directory: Path, controller: bool, begins: bool = True) -> Path:
+    """Starts the relay and, if wanted, the first controller of this job; the relay starts what else is needed here.
+
+    Not `begins`: the job runs already, and controllers of this host may have outlived the relay.
+    """
     make_private(directory)
-    _sweep(directory)
+    _sweep(directory, set() if begins else candidates.of_the_living(directory))
     nonce = secrets.token_hex(6)
     file = directory / f"config-{nonce}.json"
     write_private(file, config.to_json())
@@ -198,9 +201,9 @@ class Started:
         return process.returncode, text[-1]
 
 
-def _sweep(directory: Path) -> None:
+def _sweep(directory: Path, kept: Container[str]) -> None:
     """Removes what a job of the same name left when it crashed. Whoever still lives has its files open."""
     for path in directory.iterdir():
-        if path.name != RELAY_SOCKET:  # replaced atomically by the relay itself
+        if path.name != RELAY_SOCKET and path.name not in kept:  # the first is replaced atomically by the relay itself
             with contextlib.suppress(FileNotFoundError):
                 path.unlink()

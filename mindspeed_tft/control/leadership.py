@@ -109,10 +109,11 @@ class Leadership:
         if node in self._hosts:
             self._hosts[node].heard = now
 
-    def left(self, node: int, bye: bool) -> None:
-        """The stream of a relay ended; `bye`: because all ranks of its host have ended, and the relay with them."""
+    def left(self, node: int, ended: bool) -> None:
+        """The stream of a relay ended; `ended`: because the job has ended on its host, and the relay with it. After any
+        other end another relay may come for this node, and obey somebody else."""
         self._sure = float("-inf")
-        if bye and node in self._hosts:
+        if ended and node in self._hosts:
             self._hosts[node].ended = True
         else:
             self._hosts.pop(node, None)

@@ -19,12 +19,13 @@ from pathlib import Path
 
 from mindspeed_tft.control import codec, pids, stacks, tasks
 from mindspeed_tft.control import wire_pb2 as wire
-from mindspeed_tft.control.candidates import leave
+from mindspeed_tft.control.candidates import leave, of_the_living
 from mindspeed_tft.control.config import ControlConfig
 from mindspeed_tft.control.framing import MAX_FRAME, FrameError, FrameReader, pack
 from mindspeed_tft.control.guard import Guard
 from mindspeed_tft.control.uplink import Uplink, UplinkKeeper
 from mindspeed_tft.engine.types import Deadlines, Examined, Kill, RankFinished, RankLost, RankQuiet
+from mindspeed_tft.kept import keep as keep_directory
 from mindspeed_tft.observe import logs
 from mindspeed_tft.observe.files import stacks_name
 
@@ -83,6 +84,7 @@ class Relay:
         self._warned = False
         self._down_reason = ""
         self._lost_at: float | None = None  # since when another controller has been looked for, and may yet be found
+        self._ending = False  # a rank has ended that will not come back: neither will the others, nor this relay
         self._changed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._began = self._loop.time()
@@ -93,6 +95,7 @@ class Relay:
         """Serves until every rank that came has gone and the controller knows it."""
         self._listener.setblocking(False)
         self._listen()
+        keep_directory(self._path.parent)
         running = [
             asyncio.ensure_future(self._up.run()),
             asyncio.ensure_future(self._beats()),
@@ -125,7 +128,7 @@ class Relay:
         """Gives the last words time to arrive: the controller ends the stream when it has them."""
         if not self._up.up:
             return
-        self._up.put(wire.HostSays(bye=True))
+        self._up.put(wire.HostSays(bye=True, ended=self._ending))
         end = self._loop.time() + self._deadlines.heartbeat_lost
         while self._up.up and not uplink.done() and self._loop.time() < end:
             self._changed.clear()
@@ -138,7 +141,8 @@ class Relay:
         with contextlib.suppress(FileNotFoundError):
             if self._path.stat().st_ino == self._inode:  # else it is the next job's already
                 self._path.unlink()
-                self._candidates.forget()
+                if self._ending or not of_the_living(self._path.parent):
+                    self._candidates.forget()
                 leave(self._path.parent)
         self._listener.close()
 
@@ -301,7 +305,7 @@ class Relay:
             link.beat = says
             return
         if kind == "goodbye":
-            link.goodbye = True
+            link.goodbye = self._ending = True
             self._send(link, wire.HostOrders(goodbye_seen=wire.GoodbyeSeen()))
         self._pass_on(link, says)
 
@@ -458,6 +462,7 @@ class Relay:
         elif kind == "order":
             if message.order.rank in self._ranks:
                 self._send(self._ranks[message.order.rank], message)
+                self._ending = self._ending or codec.ends_the_job(message.order)
         elif kind == "examine":
             task = asyncio.ensure_future(self._examine(message.examine.rank))
             self._examining.add(task)

@@ -30,6 +30,7 @@ class HostLink:
     out: asyncio.Queue[wire.HostOrders] = field(default_factory=asyncio.Queue)
     ranks: set[int] = field(default_factory=set)  # that were seated or parked through it
     bye: bool = False
+    ended: bool = False  # and the job has ended on its host
 
 
 def gather(first: wire.HostOrders, queue: asyncio.Queue[wire.HostOrders]) -> wire.HostOrders:
@@ -214,7 +215,7 @@ class Seats:
             here = {seat.info.host for seat in self._seats.values() if seat.host is not None}
             for rank in sorted(late):
                 self._lose(rank, self._why_lost(self._seats[rank].info.host, here, now - self._unheard[rank]), now)
-        for rank in [rank for rank in self._parked if rank not in self._seats]:
+        for rank in [rank for rank, queue in self._parked.items() if queue and rank not in self._seats]:
             if now - self._parked[rank][0].since >= self._lost_after:  # nobody claims that he has this place
                 self._admit(rank, now)
 

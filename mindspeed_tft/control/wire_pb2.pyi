@@ -428,16 +428,18 @@ class HostHello(_message.Message):
     def __init__(self, protocol: _Optional[int] = ..., host: _Optional[str] = ..., node_rank: _Optional[int] = ..., pid: _Optional[int] = ..., run: _Optional[str] = ..., term: _Optional[int] = ..., lease: _Optional[str] = ...) -> None: ...
 
 class HostSays(_message.Message):
-    __slots__ = ("hello", "ranks", "bye", "candidates")
+    __slots__ = ("hello", "ranks", "bye", "ended", "candidates")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     RANKS_FIELD_NUMBER: _ClassVar[int]
     BYE_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
     CANDIDATES_FIELD_NUMBER: _ClassVar[int]
     hello: HostHello
     ranks: _containers.RepeatedCompositeFieldContainer[FromRank]
     bye: bool
+    ended: bool
     candidates: _containers.RepeatedCompositeFieldContainer[Candidate]
-    def __init__(self, hello: _Optional[_Union[HostHello, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[FromRank, _Mapping]]] = ..., bye: _Optional[bool] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[HostHello, _Mapping]] = ..., ranks: _Optional[_Iterable[_Union[FromRank, _Mapping]]] = ..., bye: _Optional[bool] = ..., ended: _Optional[bool] = ..., candidates: _Optional[_Iterable[_Union[Candidate, _Mapping]]] = ...) -> None: ...
 
 class Candidate(_message.Message):
     __slots__ = ("index", "host", "address")

@@ -349,6 +349,8 @@ class Engine(Steering):
             return
         if event.pid and process is not None and event.pid != process.pid:
             return  # the end of a process whose successor is here already
+        if self._reboots is not None:
+            self._reboots.ended(rank)
         if rank in roster.newcomers:
             self._lose_newcomer(rank, event.message)
         elif rank not in roster.lost and rank not in roster.finished:

@@ -72,6 +72,11 @@ class Reboots:
         self._desk.put(order)
         return True
 
+    def ended(self, rank: int) -> None:
+        """A process of this rank is gone: whoever comes is another one, with the same number or not, as in a pod that
+        was made anew."""
+        self._sent.pop(rank, None)
+
     def heard(self, report: RankReport) -> None:
         """A newcomer's start-up is over. Whatever it says, it has none of the state."""
         if report.epoch != self._desk.epoch or report.rank in self._reports:

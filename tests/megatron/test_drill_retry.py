@@ -159,7 +159,9 @@ def test_steps_that_the_loss_scaler_skips(retry: Callable[..., Drilled]) -> None
     found = retry(*job, "--", "--loss-scale-window", "1", "--hysteresis", "1")
     _assert_chain(found, faults)
     log = (found.directory / "broken.log").read_text()
-    for step in SKIPPED:
+    computed = [step for step in SKIPPED if step not in {each["step"] for each in found.report["recoveries"]}]
+    assert len(computed) > 1, "a step that is finished and not computed again has no line in the log"
+    for step in computed:
         assert re.search(rf"iteration +{step}/ +20 .*number of skipped iterations: +1 ", log), step
 
 

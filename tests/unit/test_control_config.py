@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from control_support import DEADLINES, config
 
+from mindspeed_tft.control import candidates, launch
 from mindspeed_tft.control import config as module
-from mindspeed_tft.control.config import ControlConfig, ControlRefused, ControlUnavailable
+from mindspeed_tft.control.candidates import RoleFile
+from mindspeed_tft.control.config import ControlConfig, ControlRefused, ControlUnavailable, make_private
 
 
 def test_a_config_comes_back_from_json(tmp_path: Path) -> None:
@@ -83,3 +87,47 @@ def test_a_private_file_is_private(tmp_path: Path) -> None:
     module.write_private(tmp_path / "file", "text")
     assert (tmp_path / "file").stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_it_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who comes later meets where the job met first, though a login made XDG_RUNTIME_DIR appear in between."""
+    later, first = tmp_path / "r", tmp_path / "t"
+    first.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(later))
+    monkeypatch.setattr(module.tempfile, "tempdir", str(first))
+    met = module.meeting_dir(config(tmp_path))
+    assert met.is_relative_to(first)
+    met.mkdir(parents=True)
+    later.mkdir()
+    assert module.meeting_dir(config(tmp_path)) == met
+    met.rmdir()
+    assert module.meeting_dir(config(tmp_path)).is_relative_to(later), "the next job takes the better place"
+
+
+def test_a_relay_that_is_started_again_finds_the_controllers_that_live(tmp_path: Path) -> None:
+    """All ranks of their host died, and the relay ended with the last one. What is left of the dead is removed."""
+    directory = tmp_path / "m"
+    make_private(directory)
+    command = [sys.executable, "-c", "import time; time.sleep(60)", str(directory / "ctl-a.sock")]
+    with subprocess.Popen(command) as alive:
+        try:
+            for index, pid, name in ((0, alive.pid, "ctl-a.sock"), (1, 2**22 + 1, "ctl-b.sock")):
+                (directory / name).touch()
+                RoleFile(pid, index, 5, index == 0, True, str(directory / name), "").write(directory)
+            (directory / "uplink.json").write_text("{}")
+            (directory / "config-x.json").write_text("{}")
+            launch._sweep(directory, candidates.of_the_living(directory))
+            left = {path.name for path in directory.iterdir()}
+            assert left == {"controller-0.json", "ctl-a.sock", "uplink.json"}
+            launch._sweep(directory, set())
+            assert not list(directory.iterdir()), "a new job sweeps everything"
+        finally:
+            alive.kill()
+
+
+def test_the_last_one_takes_what_was_kept_along(tmp_path: Path) -> None:
+    directory = tmp_path / "m"
+    make_private(directory)
+    (directory / "uplink.json").write_text("{}")
+    candidates.leave(directory)
+    assert not directory.exists()

@@ -76,9 +76,9 @@ def test_a_successor_waits_until_the_old_leader_cannot_act() -> None:
 
 def test_a_leader_that_lost_its_majority_acts_no_more_and_steps_down() -> None:
     one = leading(3, [0, 1, 2])
-    one.left(1, bye=False)
+    one.left(1, ended=False)
     assert one.may_act(1.0)
-    one.left(2, bye=False)
+    one.left(2, ended=False)
     one.heard(0, 1.5)
     assert not one.may_act(1.5)
     assert not one.must_step_down(1.5)
@@ -88,10 +88,23 @@ def test_a_leader_that_lost_its_majority_acts_no_more_and_steps_down() -> None:
 
 def test_hosts_that_ended_in_the_ordinary_way_still_count() -> None:
     one = leading(3, [0, 1, 2])
-    one.left(1, bye=True)
-    one.left(2, bye=True)
-    one.left(0, bye=True)
+    one.left(1, ended=True)
+    one.left(2, ended=True)
+    one.left(0, ended=True)
     assert one.may_act(100.0)
+
+
+def test_a_host_whose_ranks_were_killed_is_no_vote_for_ever() -> None:
+    """Its next relay may obey another leader, while this one is cut off with one host of three."""
+    old = leading(3, [0, 1, 2])
+    old.left(1, ended=False)  # its only rank was killed, and its relay has said bye
+    old.left(2, ended=False)  # out of reach
+    old.heard(0, 1.0)
+    assert not old.may_act(1.0)
+    new = Leadership(1, 3, LOST)
+    for node in (1, 2):
+        assert new.came(node, 1, 1.0)
+    assert new.judge(1.0) is Verdict.LEAD
 
 
 def test_a_relay_that_accepted_a_later_term_deposes() -> None:
@@ -105,7 +118,7 @@ def test_a_relay_that_accepted_a_later_term_deposes() -> None:
 
 def test_a_relay_may_come_back_to_the_leader_it_accepted() -> None:
     one = leading(3, [0, 1])
-    one.left(1, bye=False)
+    one.left(1, ended=False)
     assert one.came(1, one.term, 1.0)
     assert not one.came(2, one.term, 1.0), "it accepted this term from an earlier life of this controller"
 
@@ -119,7 +132,7 @@ def test_an_older_leader_is_not_followed() -> None:
 
 def test_half_of_two_hosts_may_go_on_without_shared_storage_but_not_begin() -> None:
     one = leading(2, [0, 1])
-    one.left(1, bye=False)
+    one.left(1, ended=False)
     for tick in range(20):
         one.heard(0, tick / 2)
     assert one.may_act(9.5)
@@ -170,7 +183,7 @@ def test_without_a_majority_a_leader_looks_into_shared_storage_before_it_acts() 
     one.confirmed(1)
     one.confirmed(2)
     for node in (1, 2, 3):
-        one.left(node, bye=False)
+        one.left(node, ended=False)
     one.heard(0, 3.0)
     assert not one.may_act(3.0), "the last look is too old"
     one.saw_lease(1, 2, 3.0)
@@ -322,7 +335,7 @@ class World:
     @staticmethod
     def forget(one: Process, node: int) -> None:
         one.relays.pop(node, None)
-        one.rules.left(node, bye=False)
+        one.rules.left(node, ended=False)
 
     def search(self, relay: Relay) -> None:
         if not relay.round:

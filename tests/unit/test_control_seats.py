@@ -496,3 +496,12 @@ def test_the_place_of_a_rank_that_lives_is_not_for_another_host() -> None:
     hosts.report(b, "two")
     assert hosts.heard() == []
     assert any("process 22 on host b is parked" in text for text in hosts.warnings)
+
+
+def test_a_parked_process_that_dies_before_anybody_claims_its_place_is_forgotten() -> None:
+    hosts = Hosts()
+    spare = hosts.host("spare")
+    hosts.hello(spare, "s", 7, parked=True)
+    hosts.lost(spare, "s")
+    hosts.later(2 * PATIENCE, incident=False)
+    assert hosts.heard() == []

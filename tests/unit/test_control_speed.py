@@ -55,7 +55,7 @@ def test_a_remembered_majority_is_the_counted_one(nnodes: int, happens: list[tup
         elif what == "heard":
             leadership.heard(node, now)
         elif what in ("left", "bye"):
-            leadership.left(node, bye=what == "bye")
+            leadership.left(node, ended=what == "bye")
         slack = 1e-9 * (now + 1)  # held() subtracts where majority() adds
         counted = {2 * leadership.held(now - slack) > nnodes, 2 * leadership.held(now + slack) > nnodes}
         assert leadership.majority(now) in counted

@@ -244,6 +244,17 @@ def test_who_was_sent_away_gets_the_order_again_and_is_no_newcomer() -> None:
     assert job.engine.state is State.REGROUPING
 
 
+def test_a_newcomer_with_the_number_of_its_predecessor_is_a_newcomer() -> None:
+    """In a pod that was made anew host and process have the same names: the end that was heard in between counts."""
+    job = Reborn()
+    job.fault(1, "exception", "broken")
+    job.report_all()
+    assert len(orders(job.actions)) == 1
+    job.feed(RankLost(0, 1, "process ended", job.info(1).pid))
+    assert not orders(job.feed(Registered(0, job.info(1), bare=True)))
+    assert 1 in job.engine._roster.newcomers
+
+
 def test_nobody_is_sent_away_who_holds_what_no_other_has() -> None:
     job = Reborn()
     job.fault(1, "exception", "broken")
