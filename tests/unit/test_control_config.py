@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from control_support import DEADLINES, config
+from control_support import DEADLINES, config, until
 
 from mindspeed_tft.control import candidates, launch
 from mindspeed_tft.control import config as module
@@ -116,6 +116,7 @@ def test_a_relay_that_is_started_again_finds_the_controllers_that_live(tmp_path:
                 RoleFile(pid, index, 5, index == 0, True, str(directory / name), "").write(directory)
             (directory / "uplink.json").write_text("{}")
             (directory / "config-x.json").write_text("{}")
+            until(lambda: b"ctl-a" in Path(f"/proc/{alive.pid}/cmdline").read_bytes(), what="the words of the process")
             launch._sweep(directory, candidates.of_the_living(directory))
             left = {path.name for path in directory.iterdir()}
             assert left == {"controller-0.json", "ctl-a.sock", "uplink.json"}
