@@ -119,6 +119,13 @@ def test_one_of_four_nodes(recover: Callable[..., Drilled]) -> None:
 
 
 @pytest.mark.full
+@pytest.mark.parametrize("fault", ["kill@0:7:backward", "kill@2:7:update"])
+def test_the_only_rank_of_a_node(recover: Callable[..., Drilled], fault: str) -> None:
+    """Its relay ends with it, and the next one has to find the controller that lives on: on node 0 the leading one."""
+    _assert_exact(recover(fault, "--nodes", "4"), int(fault[5]))
+
+
+@pytest.mark.full
 def test_controllers_die_one_after_the_other(recover: Callable[..., Drilled]) -> None:
     faults = ("controller@0:4:data", "kill@1:5:clip", "controller@0:7:data", "kill@2:9:update")
     _assert_exact(recover(*faults), 1, 2)
