@@ -376,8 +376,8 @@ RELEASES: tuple[Release, ...] = (
         "git tag core_v0.12.1",
         "fp16 and overlapped communication; four holders; no distributed optimizer; a newcomer that saves torch_dist;"
         " sequence parallelism, recomputation with dropout, training by samples, 16-bit gradients, skipped steps,"
-        " frozen parameters, untied embeddings, shuffled data; virtual pipeline stages where sends need not overlap (on gloo"
-        " this release computes NaN where they do, without any fault)",
+        " frozen parameters, untied embeddings, shuffled data; virtual pipeline stages where sends need not overlap (on"
+        " gloo this release computes NaN where they do, without any fault)",
         tuple(
             f"{_CHECKOUTS}::{name}"
             for name in (
