@@ -376,7 +376,7 @@ class MegatronHost:
         now = batches.get_num_microbatches()
         before = space.consumed_train_samples - self.counters(step)["batch"]
         if before < 0:
-            return step > 0
+            return bool(space.consumed_train_samples)
         try:
             batches.update_num_microbatches(before, consistency_check=False)
             return bool(batches.get_num_microbatches() != now)
