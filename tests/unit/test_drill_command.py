@@ -71,7 +71,7 @@ def _report(tmp_path: Path, **change: Any) -> Report:
         (["--fault", "kill@9:7"], "ranks 0 to 3"),
         (["--layout", "dp4x"], "--layout 'dp4x'"),
         (["--preset", "elastic"], "not available yet; available: dump retry"),
-        (["--preset", "dump", "--fault", "uce@1:7"], "where there are kill term segv exc"),
+        (["--preset", "dump", "--fault", "uce-low@1:7"], "where there are kill term segv exc"),
         (["--replicas", "3"], "fitting: 2 4"),
         (["--dtype", "fp8"], "known: fp32 bf16 fp16"),
         (["--steps", "1"], "expected 3 to 100"),
