@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import time
 from dataclasses import replace
@@ -974,7 +975,8 @@ def test_a_heartbeat_costs_the_same_in_a_large_job() -> None:
             job.engine.handle(beat)
         return time.process_time() - start
 
-    assert seconds(4096) < 20 * min(seconds(16) for _ in range(3)) + 0.05
+    gc.collect()  # what other tests have left is no cost of a heartbeat
+    assert min(seconds(4096) for _ in range(3)) < 20 * min(seconds(16) for _ in range(3)) + 0.05
 
 
 # ------------------------------------------------------------------------------------------------ anything at any time
