@@ -61,6 +61,7 @@ def _assert_exact(found: Drilled, *restarted: int) -> None:
     assert compared["tensors"] > 30
 
 
+@pytest.mark.full
 def test_the_controller_dies_and_then_a_rank(recover: Callable[..., Drilled]) -> None:
     """What the next controller can do is not less."""
     found = recover("controller@0:7:forward", "kill@1:8:backward")

@@ -49,6 +49,7 @@ def _strike(
     return found
 
 
+@pytest.mark.full
 def test_the_step_is_computed_again_after_the_bias_was_updated(drill: Callable[..., Drilled]) -> None:
     """The memory of a rank is destroyed between the update of the bias and the commit: all are put back."""
     found = _strike(drill, "retry", "uce@1:7:clip", *BIAS)

@@ -199,6 +199,7 @@ def launch(directory: Path, layout: str, hosts: dict[str, int], steps: int, flag
         return jobs.run(jobs.Job("hosts", tuple(commands), directory / "hosts.log", 120, environ))
 
 
+@pytest.mark.full
 def test_hosts_that_the_launcher_tells_are_refused_at_once(tmp_path: Path) -> None:
     """Before any process group exists, each rank by itself."""
     on = [*BASE, *HA, "--save", str(tmp_path / "save"), "--save-interval", "1000"]

@@ -35,6 +35,7 @@ def static(node: int, nodes: int = 3) -> tuple[str, ...]:
             "--master-port", str(PORT))  # fmt: skip
 
 
+@pytest.mark.full
 def test_node_0_loses_its_power(job: NodeJob, network: netns.Network) -> None:
     for node in range(3):
         job.start(*static(node), popen=network[node].start)
