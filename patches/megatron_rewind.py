@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mindspeed_tft.patches import megatron_releases, megatron_rollback
+from mindspeed_tft.patches import megatron_releases, megatron_rollback, megatron_shards
 from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery.record import SmallState
 from mindspeed_tft.recovery.replay import ReplayIterator
@@ -133,7 +133,7 @@ def _forget_counts(host: MegatronHost) -> None:
             continue
         for group in optimizer.optimizer.param_groups:
             if "step" in group:
-                group["step"] = 0
+                megatron_shards.set_step(group, 0)
         for state in optimizer.optimizer.state.values():
             if torch.is_tensor(state.get("step")):
                 state["step"].zero_()

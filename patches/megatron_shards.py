@@ -51,11 +51,19 @@ def _put_scaler(optimizer: Any, values: list[float]) -> int:
     return len(names)
 
 
+def set_step(group: dict[str, Any], count: int) -> None:
+    """How many updates an optimizer counts for a group: a number, or with some optimizers a tensor, which it stays."""
+    if torch.is_tensor(group.get("step")):
+        group["step"].fill_(count)
+    else:
+        group["step"] = count
+
+
 def _put_counts(optimizer: Any, counts: list[float]) -> None:
     position = _put_scaler(optimizer, counts)
     for group in optimizer.optimizer.param_groups:
         if counts[position] >= 0:
-            group["step"] = int(counts[position])
+            set_step(group, int(counts[position]))
         position += 1
         for main in group["params"]:
             if counts[position] >= 0:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from mindspeed_tft.patches import megatron_host, megatron_rewind, megatron_rollback
+from mindspeed_tft.patches import megatron_host, megatron_rewind, megatron_rollback, megatron_shards
 from mindspeed_tft.patches.megatron_host import MegatronHost
 from mindspeed_tft.recovery.replay import ReplayIterator
 
@@ -118,3 +118,13 @@ def test_a_batch_that_grows_with_the_next_step(
     host = SimpleNamespace(batches=lambda: batches, counters=lambda _step: {"batch": 2 * batches.count})
     assert MegatronHost.batch_grows_after(host, step) is grows  # type: ignore[arg-type]
     assert batches.count == now
+
+
+def test_a_count_of_updates_stays_what_it_is() -> None:
+    """Some optimizers count in a tensor, and ask it where it is."""
+    groups: list[dict[str, Any]] = [{"step": torch.tensor(3)}, {"step": 3}, {}]
+    counted = groups[0]["step"]
+    for group in groups:
+        megatron_shards.set_step(group, 7)
+    assert groups[0]["step"] is counted and int(counted) == 7
+    assert groups[1:] == [{"step": 7}, {"step": 7}]
