@@ -470,9 +470,8 @@ class Candidate:
         self._visits.discard(visit)
         hello = visit.link.hello
         if visit.votes and not any(v.votes and v.link.hello.node_rank == hello.node_rank for v in self._visits):
-            over = (
-                visit.link.ended or self._config.nnodes == 1
-            )  # on a single host nobody can be cut off from another one
+            # On a single host nobody can be cut off from another one, and the next relay finds who leads.
+            over = visit.link.ended or self._config.nnodes == 1
             self._leadership.left(hello.node_rank, visit.link.bye and over)
             spare = next((v for v in self._visits if v.link.hello.node_rank == hello.node_rank), None)
             if spare is not None:

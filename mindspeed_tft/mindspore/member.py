@@ -176,9 +176,14 @@ class Member:
         if not self._dumps:
             self._framework.keep(step)
         directory = self.save / f"{ORDERED}{step:07d}"
-        self._together(lambda: self._make_room(directory) if self.info.rank == 0 else None)
-        self._together(lambda: self._write(step, self.info.part, directory) if self._claims(directory) else None)
-        self._together(lambda: self._publish_all(step, directory) if self.info.rank == 0 else None)
+        try:
+            self._together(lambda: self._make_room(directory) if self.info.rank == 0 else None)
+            self._together(lambda: self._write(step, self.info.part, directory) if self._claims(directory) else None)
+            self._together(lambda: self._publish_all(step, directory) if self.info.rank == 0 else None)
+        except NotDone:
+            if self.info.rank == 0:
+                shutil.rmtree(directory, ignore_errors=True)  # half a checkpoint would keep a full disk full
+            raise
         self._saved = step
         return layout.checkpoint(self.save, step)
 
