@@ -147,7 +147,8 @@ def _count(storages: dict[int, int], tensor: torch.Tensor) -> None:
 def send(optimizer: Any, target: int) -> int:
     """Send this rank's shard of one optimizer, with its update counts; returns the bytes sent. Blocks until taken."""
     shard = megatron_kinds.of(optimizer).take(optimizer)
-    flat = torch.cat([shard[name] for name in sorted(shard)])
+    # Empty where nothing of this rank is trained.
+    flat = torch.cat([torch.empty(0), *(shard[name] for name in sorted(shard))])
     begun = any(count >= 0 for count in _counts(optimizer)[len(_scaler(optimizer)) :])
     sent = _send(torch.tensor([float(begun), *_counts(optimizer)], dtype=torch.float64), target)
     return sent + _send(flat, target)

@@ -8,7 +8,8 @@ needs the names of the device mapped to the CPU, which `mindspeed_tft.on_cpu` do
 gradient norm of several optimizer instances mended (`patches.megatron_grad_norm`).
 
 Among Megatron's flags may be one of the program's own, --drill-freeze: embeddings and every second layer are not
-trained, as when only adapters are, and the model has a buffer. No optimizer owns these tensors.
+trained, as when only adapters are, or nothing of the last pipeline stage (--drill-freeze stage), and the model has a
+buffer. No optimizer owns these tensors.
 
 Environment (`imports` has one more):
   TFT_DRILL_STEPS   directory; every rank appends a line for each step that it ended, with begin and end times
@@ -176,23 +177,33 @@ def model_provider(
         share_embeddings_and_output_weights=not args.untie_embeddings_and_output_weights,
         position_embedding_type=args.position_embedding_type,
     )
-    return freeze([model])[0] if args.drill_freeze else model
+    return freeze([model], args.drill_freeze)[0] if args.drill_freeze else model
 
 
 def add_arguments(parser: Any) -> Any:
     """The program's own flag."""
     group = parser.add_argument_group("mindspeed_tft drill")
-    group.add_argument(_FREEZE, action="store_true", help="Leave embeddings and every second layer as they are.")
+    group.add_argument(
+        _FREEZE,
+        nargs="?",
+        const="layers",
+        choices=("layers", "stage"),
+        help="Leave embeddings and every second layer as they are (layers), or all of the last pipeline stage (stage).",
+    )
     return parser
 
 
-def freeze(chunks: list[Any]) -> list[Any]:
-    """Take the embeddings and the layers of even number out of training, and give each chunk (a model or a stage of it)
-    a buffer of shape (64,), fp32, which is saved with it."""
+def freeze(chunks: list[Any], which: str) -> list[Any]:
+    """Take the embeddings and the layers of even number out of training (`which` is layers), or the last pipeline stage
+    as a whole (stage), and give each chunk (a model or a stage of it) a buffer of shape (64,), fp32, that is saved."""
     import torch
 
     for chunk in chunks:
         chunk.register_buffer("drill_buffer", torch.arange(64, dtype=torch.float32))
+        if which == "stage":
+            if chunk.post_process:
+                chunk.requires_grad_(False)
+            continue
         for name, module in chunk.named_modules():
             if name == "embedding" or getattr(module, "layer_number", 1) % 2 == 0:
                 module.requires_grad_(False)
@@ -291,7 +302,7 @@ def run() -> None:
 
     model = gpt_config_from_args(args)
     if args.drill_freeze:
-        model.pre_wrap_hooks.append(freeze)
+        model.pre_wrap_hooks.append(partial(freeze, which=args.drill_freeze))
     pretrain(pretrain_cfg_container_from_args(args, model), datasets_provider, kind, forward_step)
 
 

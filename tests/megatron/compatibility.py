@@ -166,7 +166,7 @@ PROVED: tuple[Proved, ...] = (
         "--drill-freeze --num-layers 4",
         "uce@1:4:backward kill@2:8:forward",
         strategies="retry recover",
-        seen=r"drill_freeze \.+ True",
+        seen=r"drill_freeze \.+ layers",
     ),
     Proved(
         "frozen-dump",
@@ -175,7 +175,17 @@ PROVED: tuple[Proved, ...] = (
         "kill@3:7:update",
         preset="dump",
         dtype="bf16",
-        seen=r"drill_freeze \.+ True",
+        seen=r"drill_freeze \.+ layers",
+    ),
+    Proved(
+        "frozen-stage",
+        "a pipeline stage of which nothing is trained",
+        "--drill-freeze stage --num-layers 4 --untie-embeddings-and-output-weights",
+        "kill@2:5:update uce@3:8:clip",
+        layout="pp2dp2",
+        preset="recover",
+        strategies="recover retry",
+        seen=r"drill_freeze \.+ stage",
     ),
     Proved(
         "untied",
@@ -486,7 +496,7 @@ STATES: tuple[State, ...] = (
     State(
         "tensors that no optimizer owns: frozen parameters, buffers",
         ("patches.megatron_shards.unowned",),
-        ("frozen", "frozen-dump"),
+        ("frozen", "frozen-dump", "frozen-stage"),
     ),
     State(
         "parameters whose gather was interrupted, or belongs to the next step",
