@@ -422,6 +422,9 @@ class Recovered(Action):
     epoch: int  # of the process groups from now on
 
 
+MAX_WAITS = 5  # one more than the engine renews its waiting
+
+
 @dataclass(frozen=True)
 class Deadlines:
     """Seconds allowed per stage; derived from one knob by `settings`, asserted to be ordered there."""
@@ -437,3 +440,10 @@ class Deadlines:
     consult: float = 0.0  # for a decision of the cluster manager, each time that one is asked
     hang: float = 0.0  # without progress, at least, until a rank that others wait for is taken to hang; 0: no watch
     hang_fixed: bool = False  # `hang` is the limit, however long steps take; False: longer steps make it longer
+
+    def patience(self, recovers: bool = False) -> float:
+        """Seconds that a stopped rank obeys before it ends by itself. Only a guard against an engine that is there and
+        says nothing: the engine's own deadlines end sooner, each of which it renews once less. `recovers`: a repair may
+        take what a dump may, and be followed by one, and newcomers are waited for."""
+        once = self.stop + self.dump + (self.reboot + 2 * self.consult if recovers else 0.0)
+        return MAX_WAITS * once + self.exit

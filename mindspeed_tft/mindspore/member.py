@@ -34,7 +34,6 @@ from mindspeed_tft.recovery.link import LinkHost, Links
 
 log = logging.getLogger(__name__)
 
-MAX_WAITS = 5  # one more than the engine renews its waiting: our limit only guards against its absence
 ORDERED = f"{layout.PREFIX}ordered-"  # directories of saves that operators want
 
 
@@ -274,7 +273,7 @@ class Member:
             self._frozen = True
         link, deadlines = self.link, self._deadlines
         link.phase = "stopped"
-        limit = time.monotonic() + MAX_WAITS * (deadlines.stop + deadlines.dump) + deadlines.exit
+        limit = time.monotonic() + deadlines.patience()
         reported, heard = -1, time.monotonic()
         while time.monotonic() < limit:
             heard = time.monotonic() if link.connected else heard

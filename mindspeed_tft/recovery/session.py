@@ -35,7 +35,6 @@ log = logging.getLogger(__name__)
 # After a memory error the device is asked what was hit.
 _KIND_OF_DAMAGE = {"none": "memory-low", "some": "memory", "lost": "device"}
 
-MAX_WAITS = 5  # one more than the engine renews its waiting: our limit only guards against its absence
 WHOLE = "whole"  # where the manifest of a dump expects a part: the files that belong to none
 DUMP_PREFIX = ".tft-dump-"  # hidden beside the checkpoints: no tool that lists them takes it for one
 
@@ -339,14 +338,11 @@ class Session(Generic[HostT]):
             raise files.DumpError(why)
 
     def _obey(self) -> None:
-        # A repair may take what a dump may, and fail, and be followed by a dump.
-        # Where newcomers are waited for, that comes before it, and all time begins anew after each further loss.
         self.link.phase = "stopped"
         self.boundary.forget()
         self.host.stopped()
         deadlines = self.deadlines
-        once = deadlines.stop + deadlines.dump + deadlines.reboot + 2 * deadlines.consult
-        patience = MAX_WAITS * once + deadlines.exit
+        patience = deadlines.patience(recovers=True)
         limit = time.monotonic() + patience
         self.link.wait_stop(self.deadlines.stop, after=self._resumed)
         reported = -1

@@ -34,7 +34,6 @@ log = logging.getLogger(__name__)
 _INIT = "init_taskd_worker"
 _RANKS, _DISK = 4096, 1 << 40
 ENV_LOGS = "TASKD_LOG_PATH"
-MAX_WAITS = 5  # one more than the engine renews its waiting: our limit only guards against its absence
 
 
 class Worker:
@@ -85,7 +84,7 @@ class Worker:
         self._stopped.wait()
         link = self._link
         assert link is not None
-        limit = time.monotonic() + MAX_WAITS * (deadlines.stop + deadlines.dump) + deadlines.exit
+        limit = time.monotonic() + deadlines.patience()
         reported, heard = 0, time.monotonic()
         while time.monotonic() < limit:
             heard = time.monotonic() if link.connected else heard

@@ -26,7 +26,7 @@ from mindspeed_tft.recovery import files
 from mindspeed_tft.recovery import session as session_module
 from mindspeed_tft.recovery.notices import Notice
 from mindspeed_tft.recovery.record import SmallState, StepRecord
-from mindspeed_tft.recovery.session import MAX_WAITS, Session, WrongNumbers
+from mindspeed_tft.recovery.session import Session, WrongNumbers
 
 DEADLINES = Deadlines(heartbeat=0.1, heartbeat_lost=0.2, stop=0.2, order=0.3, dump=0.3, exit=0.1, reboot=0.0)
 
@@ -738,8 +738,7 @@ def test_a_newcomer_that_is_not_parked_gives_up_in_time(
     session.train_begin(0, 1)
     with pytest.raises(Left, match=str(EXIT_UNDECIDED)):
         session.join()
-    once = DEADLINES.stop + DEADLINES.dump + DEADLINES.reboot
-    assert link.now < MAX_WAITS * once + DEADLINES.exit + 1
+    assert link.now < DEADLINES.patience(recovers=True) + 1
 
 
 def lose_controller(link: Waiting) -> None:
