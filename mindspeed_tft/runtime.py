@@ -84,14 +84,14 @@ def enable(found: Settings, origin: dict[str, str]) -> None:
     """Turn the wanted features on, once Megatron's arguments are settled: here patches beyond the parser land."""
     global _settings, _strategies
     from mindspeed_tft.patches import high_availability
-    from mindspeed_tft.patches.groups import DRILL, HIGH_AVAILABILITY, INSTANCES
+    from mindspeed_tft.patches.groups import DRILL, HIGH_AVAILABILITY, MENDED
 
     _settings = found
     logs.bind(rank=int(os.environ.get("RANK", "0")), host=os.uname().nodename)
     logs.install(found.tft_log_format)
     high_availability.declare()
     REGISTRY.activate(HIGH_AVAILABILITY)
-    REGISTRY.activate(INSTANCES)
+    REGISTRY.activate(MENDED)
     _strategies = found.strategies()
     if platform().stops:
         from mindspeed_tft.faults import classify

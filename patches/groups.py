@@ -9,7 +9,7 @@ from mindspeed_tft.registry.versions import fits
 
 PARSER = "parser"  # always: Megatron's argument parser and validation
 HIGH_AVAILABILITY = "high-availability"  # --enable-high-availability
-INSTANCES = "instances"  # several instances of the optimizer, where a release of Megatron gets their norm wrong
+MENDED = "mended"  # what releases of Megatron get wrong: no part of fault tolerance, but nothing is exact without
 DRILL = "drill"  # only in a process that a drill told to break itself
 MASTER = "--enable-high-availability"
 

@@ -11,6 +11,7 @@ from mindspeed_tft.patches import (  # noqa: F401  (importing declares)
     megatron_initialize,
     megatron_optimizer,
     megatron_rerun,
+    megatron_reshardable,
     megatron_tensorboard,
     megatron_training,
     torch_distributed,

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from mindspeed_tft.patches import megatron_layout
-from mindspeed_tft.patches.groups import INSTANCES
+from mindspeed_tft.patches.groups import MENDED
 from mindspeed_tft.registry import REGISTRY
 from mindspeed_tft.replica.layout import instances
 
@@ -34,7 +34,7 @@ def _args() -> Any:
 
 @REGISTRY.wrap(
     "megatron.training.initialize:_initialize_distributed",
-    group=INSTANCES,
+    group=MENDED,
     versions=VERSIONS,
     elsewhere="skip",  # another release needs no mending
     order=-1,  # a part of Megatron's own start-up: within what protects it
@@ -55,7 +55,7 @@ def initialize_distributed(wrapped: Callable[..., Any], _instance: Any, args: Ar
 
 @REGISTRY.wrap(
     "megatron.core.optimizer.distrib_optimizer:DistributedOptimizer.get_grad_stats_parallel_group",
-    group=INSTANCES,
+    group=MENDED,
     versions=VERSIONS,
     elsewhere="skip",
 )

@@ -173,7 +173,7 @@ def _answers(optimizer: Any, assembled: dict[Any, Any]) -> dict[str, Callable[..
     """By the name of the optimizer's method that is asked."""
     return {
         "sharded_param_state_dp_reshardable": lambda *_args, **_kwargs: _in_buckets(optimizer, assembled),
-        "get_parameter_state_dp_zero": lambda *_args, **_kwargs: _with_gaps(optimizer, assembled),
+        "get_parameter_state_dp_zero": lambda *_args, **_kwargs: assembled,  # `megatron_reshardable` adds the gaps
     }
 
 
@@ -208,24 +208,6 @@ def _in_buckets(optimizer: Any, assembled: dict[Any, Any]) -> dict[Any, Any]:
                     }
                 )
                 start = end
-    return result
-
-
-def _with_gaps(optimizer: Any, assembled: dict[Any, Any]) -> dict[Any, Any]:
-    """Sharding type `fully_reshardable` looks for each parameter at its place in the buffer, where gaps lie between
-    buckets; Megatron's gathered state has none of these, and later buckets are then read from the wrong place."""
-    result = dict(assembled)
-    for buffer_index, buffer in enumerate(optimizer.buffers):
-        for dtype, tensors in assembled[buffer_index].items():
-            spread = dict(tensors)
-            for key in _keys(tensors):
-                spread[key] = torch.zeros(max(end for _, end, _ in buffer.param_index_map.values()))
-                start = 0
-                for bucket in buffer.buckets:
-                    end = start + bucket.numel_unpadded
-                    spread[key][bucket.offset : bucket.offset + bucket.numel_unpadded] = tensors[key][start:end]
-                    start = end
-            result[buffer_index] = {**result[buffer_index], dtype: spread}
     return result
 
 

@@ -4,8 +4,8 @@
     torchrun ... -m mindspeed_tft.faults.gpt_job --without-plugin MEGATRON FLAGS
 
 Without the plugin the adaptor is never imported: what runs is Megatron alone. On a machine without accelerator that
-needs the names of the device mapped to the CPU, which `mindspeed_tft.on_cpu` does and nothing more; and before 0.13 the
-gradient norm of several optimizer instances mended (`patches.megatron_grad_norm`).
+needs the names of the device mapped to the CPU, which `mindspeed_tft.on_cpu` does and nothing more; and what Megatron
+gets wrong mended (`patches.megatron_grad_norm`, `patches.megatron_reshardable`).
 
 Among Megatron's flags may be one of the program's own, --drill-freeze: embeddings and every second layer are not
 trained, as when only adapters are, or nothing of the last pipeline stage (--drill-freeze stage), and the model has a
@@ -62,18 +62,18 @@ def prepare(with_plugin: bool) -> None:
         install_before_megatron()
     imports.load(others.after)
     if not with_plugin:
-        _mend_instances()
+        _mend()
 
 
-def _mend_instances() -> None:
-    """Megatron before 0.13 adds the gradients of all its optimizer instances up in one norm. The unbroken run has the
-    norm of later releases, as a run with the plugin has."""
-    from mindspeed_tft.patches import megatron_grad_norm
-    from mindspeed_tft.patches.groups import INSTANCES
+def _mend() -> None:
+    """What Megatron itself gets wrong is mended in the unbroken run as it is with the plugin."""
+    from mindspeed_tft.patches import megatron_grad_norm, megatron_reshardable
+    from mindspeed_tft.patches.groups import MENDED
     from mindspeed_tft.registry import REGISTRY
 
     megatron_grad_norm.declare()
-    REGISTRY.activate(INSTANCES)
+    megatron_reshardable.declare()
+    REGISTRY.activate(MENDED)
 
 
 # -------------------------------------------------------------------------------------------- the program

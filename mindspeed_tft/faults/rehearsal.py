@@ -320,6 +320,7 @@ _CPU_MODULES = (
     "mindspeed_tft.patches.megatron_06_on_cpu",
     "mindspeed_tft.patches.apex_on_cpu",
     "mindspeed_tft.patches.megatron_grad_norm",
+    "mindspeed_tft.patches.megatron_reshardable",
 )
 
 

@@ -44,7 +44,7 @@ def test_every_patch_with_target_state_versions_and_origin(root: Path) -> None:
     assert Path(origin) == root / "patches" / "megatron_training.py" and "wrap" in written[0]
     place, line = train["place"].rsplit(":", 1)
     assert "def train(" in Path(place).read_text().splitlines()[int(line) - 1]
-    assert {row["group"] for row in every} == {HA, "parser", "instances", "drill", "torch-elastic", "mindspeed"}
+    assert {row["group"] for row in every} == {HA, "parser", "mended", "drill", "torch-elastic", "mindspeed"}
     # Active already, and waits for a MindSpeed that may come.
     manager = rows["mindspeed.patch_utils:MindSpeedPatchesManager.apply_patches", "mindspeed"]
     assert manager["state"] == "waiting" and "has not been imported" in manager["detail"]
