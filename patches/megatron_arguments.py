@@ -69,6 +69,8 @@ def validate_args(wrapped: Callable[..., Any], _instance: Any, args: Arguments, 
     if space.use_distributed_optimizer and hasattr(space, "num_distributed_optimizer_instances"):
         space.num_distributed_optimizer_instances = settings.replicas
     result = wrapped(*args, **kwargs)
+    # Once more, of what a program's own defaults and the files that flags name have put there in the meantime.
+    arguments.or_exit(lambda: _check_proved(settings, space), _rank())
     from mindspeed_tft import runtime  # not at the top: with every feature off none of it is even imported
 
     runtime.enable(settings, origin)
@@ -95,12 +97,9 @@ def check(settings: Settings, space: Any, environ: Any, origin: Mapping[str, str
     """
     platforms.look_alike.refuse(settings)
     _check_release()
-    _check_rules(settings)
     _check_layout(settings, space, origin or {})
     _check_checkpoint(space)
-    unproved = megatron_unproved.first(space, online=settings.strategies() != ("dump",))
-    if unproved is not None:
-        raise Refused(unproved.flag, unproved.reason, unproved.remedy)
+    _check_proved(settings, space)
     version = REGISTRY.version("megatron")
     older = megatron_unproved_releases.first(space, version or "")
     if older is not None:
@@ -111,22 +110,17 @@ def check(settings: Settings, space: Any, environ: Any, origin: Mapping[str, str
     _check_hosts(settings, space, environ)
 
 
+def _check_proved(settings: Settings, space: Any) -> None:
+    unproved = megatron_unproved.first(space, online=settings.strategies() != ("dump",))
+    if unproved is not None:
+        raise Refused(unproved.flag, unproved.reason, unproved.remedy)
+
+
 def _check_release() -> None:
     version = REGISTRY.version("megatron") or "of an unknown version"
     if not supported(version):
         raise Refused("--enable-high-availability", f"it is not proved exact with megatron-core {version}",
                       f"use {RELEASES}, or train without it")  # fmt: skip
-
-
-def _check_rules(settings: Settings) -> None:
-    if not settings.tft_fault_rules:
-        return
-    from mindspeed_tft.faults import classify
-
-    try:
-        classify.load_rules(Path(settings.tft_fault_rules))
-    except classify.RuleError as exc:
-        raise Refused("--tft-fault-rules", str(exc), "correct the file") from None
 
 
 def _check_layout(settings: Settings, space: Any, origin: Mapping[str, str]) -> None:

@@ -26,6 +26,8 @@ from mindspeed_tft.recovery.record import SmallState
 if TYPE_CHECKING:
     from mindspeed_tft.patches.megatron_host import MegatronHost
 
+_UPDATES = "updates"  # in a staged shard, beside its tensors
+
 
 def stage_shards(host: MegatronHost, shards: Iterable[str], directory: Path) -> dict[str, str]:
     """Write own shards below `directory`; returns sha256 by file name.
@@ -36,7 +38,10 @@ def stage_shards(host: MegatronHost, shards: Iterable[str], directory: Path) -> 
     hashes = {}
     for shard in shards:
         optimizer = host.optimizer_of(shard)
-        tensors = {} if optimizer is None else megatron_kinds.of(optimizer).take(optimizer)
+        tensors = {}
+        if optimizer is not None:
+            tensors = megatron_kinds.of(optimizer).take(optimizer)
+            tensors[_UPDATES] = torch.tensor(megatron_shards.updates(optimizer))
         if host.partners is not None and megatron_shards.is_dense(shard):  # its holders are those partners
             tensors.update(host.partners.to_tensors())
         path = _staged(directory, shard)
@@ -56,11 +61,21 @@ def write_part(host: MegatronHost, state: SmallState, sources: dict[str, str], d
     rng = [state.rng]
     if host.partners is not None:
         rng = host.partners.of_all(state.step, state.rng, list(staged.values()))
+    _count_updates(host, staged)
     states = _complete(host, sources, staged)
     _apply(host, state)
     if host.checkpoint_format() == "torch_dist":
         return megatron_torch_dist.write(host, state, rng, states, directory)
     return megatron_torch_format.write(host, state, rng, states, directory)
+
+
+def _count_updates(host: MegatronHost, staged: dict[str, dict[str, torch.Tensor]]) -> None:
+    """Bring what the holders of other shards count to where nothing of the own one is trained."""
+    counts = {shard: int(tensors.pop(_UPDATES, 0)) for shard, tensors in staged.items()}
+    for optimizer in host.optimizers():
+        mine = [count for shard, count in counts.items() if host.optimizer_of(shard) is optimizer]
+        if optimizer is not None and mine:
+            megatron_shards.count_updates(optimizer, max(mine))
 
 
 def _complete(

@@ -101,7 +101,7 @@ class MegatronHost:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.data, self.validation = data, validation
         self.rerun_mode = self._rerun_mode()
-        self.partners = megatron_random.Partners(self.rng) if megatron_random.wanted(args()) else None
+        self.partners = megatron_random.partners(args(), self.rng)
         self._buffers_of = (-1, {})
         self.buffers = megatron_buffers.Buffers(model)
         self._flops = float(flops)

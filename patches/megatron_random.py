@@ -28,17 +28,14 @@ def _mpu() -> Any:
     return importlib.import_module("megatron.core.parallel_state")
 
 
-def wanted(space: Any) -> bool:
-    """Whether each data-parallel rank of this job has random states of its own."""
-    return bool(getattr(space, "data_parallel_random_init", False))
-
-
 class Partners:
     """This rank and those that hold the same shard: what each knows of the other's random states."""
 
-    def __init__(self, states: Callable[[], RandomStates]) -> None:
-        """`states()`: those of this rank, now."""
+    def __init__(self, states: Callable[[], RandomStates], sharded: bool) -> None:
+        """`states()`: those of this rank, now. `sharded`: the optimizer is; otherwise all data-parallel ranks hold the
+        same and are partners."""
         self._states = states
+        self._sharded = sharded
         self._book = Book()
         self._given = False  # the states of the end of some step, since training began
 
@@ -53,7 +50,7 @@ class Partners:
             CommunicationAborted: a rank is gone or this one was told to stop.
         """
         mine = random_states.to_bytes(self._states())
-        group = megatron_releases.holders_group()
+        group = megatron_releases.holders_group() if self._sharded else _mpu().get_data_parallel_group()
         if group is None or group.size() == 1:  # no replica: where this rank's shard is lost, so is the step
             self._book.keep(step, {self._me: mine})
         else:
@@ -118,6 +115,12 @@ class Partners:
                 " and no other rank has the same (--data-parallel-random-init)"
             )
         return [random_states.from_bytes(known[rank]) for rank in ranks]
+
+
+def partners(space: Any, states: Callable[[], RandomStates]) -> Partners | None:
+    """For a job of which each data-parallel rank has random states of its own; None for all others."""
+    wanted = getattr(space, "data_parallel_random_init", False)
+    return Partners(states, bool(space.use_distributed_optimizer)) if wanted else None
 
 
 def _positions(group: Any) -> list[int]:

@@ -111,6 +111,7 @@ def _load(host: MegatronHost, step: int, base: Path) -> None:
         if key in host.counters(step):
             setattr(space, key, 0)
     host.scheduler.num_steps = 0  # loading adds to it
+    unlike = torch.default_generator.manual_seed(_NO_SEED).get_state()
     try:
         with _as_a_resume(space, base):
             found, flops = _module("megatron.training.checkpointing").load_checkpoint(
@@ -120,9 +121,17 @@ def _load(host: MegatronHost, step: int, base: Path) -> None:
         raise files.DumpError(f"Megatron gave up loading the checkpoint of step {step} in {base}") from exc
     if found != step:
         raise files.DumpError(f"asked for the checkpoint of step {step}, but step {found} was loaded from {base}")
+    if torch.equal(torch.get_rng_state(), unlike):
+        raise files.DumpError(
+            f"the checkpoint of step {step} in {base} was loaded without its random states: it was saved without them,"
+            " or by a job of other parallel sizes"
+        )
     space.iteration, space.curr_iteration = step, step - 1
     space.num_floating_point_operations_so_far = flops
     host.set_flops(float(flops))
+
+
+_NO_SEED = 0x7F7_7F7_7F7  # so that it is seen whether random states are loaded: Megatron only prints that they are not
 
 
 def _forget_counts(host: MegatronHost) -> None:
@@ -184,7 +193,8 @@ def _data(host: MegatronHost, step: int) -> None:
 
 def _begin(iterator: Any, loader: Any, consumed: int, kind: str, read: bool) -> None:
     """Put a new source below Megatron's own iterator, which training holds on to. `read`: this run has read of it."""
-    fresh = megatron_releases.build_data_loader(loader.dataset, consumed)
+    over = kind != "cyclic" and consumed >= len(loader.dataset)  # of which Megatron makes no loader any more
+    fresh = () if over else megatron_releases.build_data_loader(loader.dataset, consumed)
     iterator.iterable = ReplayIterator(_again_and_again(fresh, read) if kind == "cyclic" else iter(fresh))
     iterator.saved_microbatches = []
     iterator.replaying = False

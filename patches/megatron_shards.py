@@ -192,11 +192,31 @@ def receive_unowned(model: list[Any], source: int) -> int:
     return total
 
 
+def updates(optimizer: Any) -> int:
+    """How many updates this rank's shard of an optimizer counts; 0 where nothing in it is trained: what the loading of
+    a checkpoint left in empty groups is never counted on."""
+    counts = [0.0]
+    for group in optimizer.optimizer.param_groups:
+        if group["params"]:
+            counts.append(float(group.get("step", 0)))
+            counts += [float(optimizer.optimizer.state.get(main, {}).get("step", 0)) for main in group["params"]]
+    return int(max(counts))
+
+
+def count_updates(optimizer: Any, count: int) -> None:
+    """Where nothing of this rank's shard is trained, Megatron saves its groups without a count of updates."""
+    if count and not any(group["params"] for group in optimizer.optimizer.param_groups):
+        for group in optimizer.optimizer.param_groups:
+            set_step(group, count)
+
+
 def group_options(optimizer: Any) -> list[dict[str, Any]]:
     """What an optimizer's groups hold besides parameters: learning rates and their bounds, betas, weight decay. A job
-    that was resumed has them from the checkpoint, and not from its command line."""
+    that was resumed has them from the checkpoint, and not from its command line. Counts of updates come with the shard:
+    the sender may have another one, in which a group is empty and does not count on."""
     return [
-        {key: value for key, value in group.items() if key != "params"} for group in optimizer.optimizer.param_groups
+        {key: value for key, value in group.items() if key not in ("params", "step")}
+        for group in optimizer.optimizer.param_groups
     ]
 
 

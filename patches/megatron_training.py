@@ -42,7 +42,8 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
     host, space = session.host, megatron_host.args()
     model, optimizer, scheduler, data, validation = args[1:6]
     host.attach(model, optimizer, scheduler, data, validation, space.num_floating_point_operations_so_far)
-    if space.load and space.iteration and not (space.no_load_optim or space.no_load_rng):
+    partly = space.no_load_optim or space.no_load_rng or getattr(space, "override_ckpt_iteration", None) is not None
+    if space.load and space.iteration and not partly:
         host.saved(space.iteration, Path(os.path.realpath(space.load)))
     signals.guard_children(session)
     settle()

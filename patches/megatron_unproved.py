@@ -62,6 +62,8 @@ _IN_THE_WAY_OF_REPAIRS = frozenset(
         "distributed_timeout_seconds_after_init",
         "symmetric_ar_type",
         "moe_use_upcycling",
+        "moe_router_force_biased",
+        "result_rejected_tracker_filename",
         "ckpt_assume_constant_structure",
         "non_persistent_save_interval",
         "dataloader_type",
@@ -158,6 +160,12 @@ UNPROVED: tuple[Unproved, ...] = (
         "its bias is not proved exact in this version",
         "use aux_loss, seq_aux_loss, global_aux_loss, sinkhorn or none",
     ),
+    Unproved(
+        "moe_router_force_biased",
+        lambda value: value is not None and value < 0,
+        "the bias that a layer draws once is not put back, nor is it given to a process in another's place",
+        "give it a positive value, or leave it out",
+    ),
     # ------------------------------------------------------------------------------------------ checkpoints
     Unproved(
         "ckpt_assume_constant_structure",
@@ -206,7 +214,15 @@ UNPROVED: tuple[Unproved, ...] = (
         "use --step-batch-size-schedule",
     ),
     Unproved(
-        "iterations_to_skip", bool, "a fault while the batches of such a step are passed over would shift the data"
+        "iterations_to_skip",
+        bool,
+        "a fault while the batches of such a step are passed over would shift the data",
+        "leave it out (and empty the file of --result-rejected-tracker-filename)",
+    ),
+    Unproved(
+        "result_rejected_tracker_filename",
+        bool,
+        "a process in another's place would read there of more steps to skip than the others did when they started",
     ),
     Unproved("dataloader_type", lambda value: value == "external", _DATA, "use --dataloader-type single or cyclic"),
     Unproved("phase_transition_iterations", bool, _DATA),

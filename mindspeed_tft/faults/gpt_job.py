@@ -8,8 +8,8 @@ needs the names of the device mapped to the CPU, which `mindspeed_tft.on_cpu` do
 gets wrong mended (`patches.megatron_grad_norm`, `patches.megatron_reshardable`).
 
 Among Megatron's flags may be one of the program's own, --drill-freeze: embeddings and every second layer are not
-trained, as when only adapters are, or nothing of the last pipeline stage (--drill-freeze stage), and the model has a
-buffer. No optimizer owns these tensors.
+trained, as when only adapters are, or nothing of the last pipeline stage (--drill-freeze stage), or nothing but one
+norm (--drill-freeze most), and the model has a buffer. No optimizer owns these tensors.
 
 Environment (`imports` has one more):
   TFT_DRILL_STEPS   directory; every rank appends a line for each step that it ended, with begin and end times
@@ -187,15 +187,17 @@ def add_arguments(parser: Any) -> Any:
         _FREEZE,
         nargs="?",
         const="layers",
-        choices=("layers", "stage"),
-        help="Leave embeddings and every second layer as they are (layers), or all of the last pipeline stage (stage).",
+        choices=("layers", "stage", "most"),
+        help="Leave as they are: embeddings and every second layer (layers), all of the last pipeline stage (stage), or"
+        " all but the last norm (most).",
     )
     return parser
 
 
 def freeze(chunks: list[Any], which: str) -> list[Any]:
     """Take the embeddings and the layers of even number out of training (`which` is layers), or the last pipeline stage
-    as a whole (stage), and give each chunk (a model or a stage of it) a buffer of shape (64,), fp32, that is saved."""
+    as a whole (stage), or all but the last norm (most), and give each chunk (a model or a stage of it) a buffer of
+    shape (64,), fp32, that is saved."""
     import torch
 
     for chunk in chunks:
@@ -203,6 +205,10 @@ def freeze(chunks: list[Any], which: str) -> list[Any]:
         if which == "stage":
             if chunk.post_process:
                 chunk.requires_grad_(False)
+            continue
+        if which == "most":
+            for name, parameter in chunk.named_parameters():
+                parameter.requires_grad_("final_layernorm" in name)
             continue
         for name, module in chunk.named_modules():
             if name == "embedding" or getattr(module, "layer_number", 1) % 2 == 0:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -19,8 +20,11 @@ from torch.distributed import Work
 
 from mindspeed_tft import encode
 
-KEPT_BYTES = 16384  # of one result; flags, sizes, pickled descriptions of parameter groups are far below
+# Of one result, or of what one rank gives to a gather. Flags, sizes, pickled descriptions of parameter groups are far
+# below, but gathered from thousands of ranks they are not: of these only those that differ are kept.
+KEPT_BYTES = 16384
 KEPT_IN_ALL = 4 << 20
+_GATHERS = ("allgather", "_allgather_base", "all_gather_single")
 _OURS = ("torch.", "mindspeed_tft.")
 
 
@@ -47,8 +51,36 @@ def tensors(value: Any) -> Iterator[torch.Tensor]:
 
 
 def _key(group: str, operation: str, outputs: Sequence[torch.Tensor]) -> str:
-    shapes = ",".join(f"{tensor.dtype}{tuple(tensor.shape)}" for tensor in outputs)
+    forms = groupby(f"{tensor.dtype}{tuple(tensor.shape)}" for tensor in outputs)  # thousands, of a gather, are equal
+    shapes = ",".join(f"{len(list(equal))}x{form}" for form, equal in forms)
     return f"{place()} {group} {operation} {shapes}"
+
+
+def _size(found: Sequence[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in found)
+
+
+def _share(operation: str, args: Sequence[Any], outputs: Sequence[torch.Tensor]) -> int:
+    """Bytes that each rank gives to a gather; 0: it is none."""
+    share = _size(list(tensors(args[1]))) if operation in _GATHERS and len(args) > 1 else 0
+    return share if share and _size(outputs) % share == 0 else 0
+
+
+def _fold(outputs: Sequence[torch.Tensor], share: int) -> list[torch.Tensor]:
+    """Equal tensors, or one of equal parts of `share` bytes: the different ones among them, uint8 (different, share),
+    and which of these each one is, uint8 or int32 (parts,)."""
+    rows = torch.cat([tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) for tensor in outputs])
+    different, which = torch.unique(rows.view(-1, share), dim=0, return_inverse=True)
+    return [different, which.to(torch.uint8 if len(different) <= 256 else torch.int32)]
+
+
+def _unfold(outputs: Sequence[torch.Tensor], different: torch.Tensor, which: torch.Tensor) -> None:
+    rows = different[which.long()].view(-1)
+    start = 0
+    for output in outputs:
+        end = start + output.numel() * output.element_size()
+        output.copy_(rows[start:end].clone().view(output.dtype).view(output.shape))
+        start = end
 
 
 class Journal:
@@ -62,14 +94,19 @@ class Journal:
     def expect(self, group: str, operation: str, args: Sequence[Any]) -> Entry | None:
         """An operation starts: where its result is to be kept. None: it is too large, or has none."""
         outputs = list(tensors(args[0])) if args else []
-        size = sum(tensor.numel() * tensor.element_size() for tensor in outputs)
+        share = _share(operation, args, outputs)
         with self._lock:
-            if not outputs or size > KEPT_BYTES or self._bytes + size > KEPT_IN_ALL:
+            if not outputs or (share or _size(outputs)) > KEPT_BYTES:
                 return None
-            self._bytes += size
-            entry = Entry(outputs)
+            entry = Entry(outputs, share, self._room)
             self._kept.setdefault(_key(group, operation, outputs), []).append(entry)
         return entry
+
+    def _room(self, size: int) -> bool:
+        with self._lock:
+            room = self._bytes + size <= KEPT_IN_ALL
+            self._bytes += size if room else 0
+        return room
 
     def to_bytes(self) -> bytes:
         """For `Answers`; the entries of operations that nobody waited for are left out."""
@@ -81,14 +118,19 @@ class Journal:
 class Entry:
     """The result of one operation, once somebody has waited for it."""
 
-    def __init__(self, outputs: list[torch.Tensor]) -> None:
-        self._outputs: list[torch.Tensor] = outputs
+    def __init__(self, outputs: list[torch.Tensor], share: int, room: Callable[[int], bool]) -> None:
+        """`share`: bytes that each rank gave to a gather; 0: it was none. `room(bytes)`: whether so much more may be
+        kept."""
+        self._outputs, self._share, self._room = outputs, share, room
         self.result: list[torch.Tensor] | None = None
 
     def ended(self) -> None:
-        if self.result is None:
-            self.result = [tensor.detach().cpu().clone() for tensor in self._outputs]
-            self._outputs = []
+        outputs, self._outputs = self._outputs, []
+        if outputs:
+            found = (
+                _fold(outputs, self._share) if self._share else [tensor.detach().cpu().clone() for tensor in outputs]
+            )
+            self.result = found if self._room(_size(found)) else None
 
 
 class Answers:
@@ -116,7 +158,9 @@ class Answers:
             waiting = self._journal().get(_key(group, operation, outputs), [])
             found = waiting.pop(0) if waiting else None
             self.known, self.guessed = self.known + (found is not None), self.guessed + (found is None)
-        if found is not None:
+        if found is not None and _share(operation, args, outputs):
+            _unfold(outputs, *found)
+        elif found is not None:
             for tensor, value in zip(outputs, found, strict=True):
                 tensor.copy_(value)
         else:

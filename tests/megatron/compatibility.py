@@ -178,6 +178,23 @@ PROVED: tuple[Proved, ...] = (
         seen=r"drill_freeze \.+ layers",
     ),
     Proved(
+        "frozen-most",
+        "so little that is trained that the shard of the rank that writes a dump is empty",
+        "--drill-freeze most --ddp-pad-buckets-for-high-nccl-busbw",
+        "kill@0:7:backward",
+        preset="dump",
+        seen=r"drill_freeze \.+ most",
+    ),
+    Proved(
+        "random-init-whole",
+        "random states of each data-parallel rank, without the distributed optimizer",
+        "--data-parallel-random-init --attention-dropout 0.1 --hidden-dropout 0.1",
+        "kill@3:5:update uce@2:8:clip",
+        options="--no-distributed-optimizer",
+        strategies="recover retry",
+        seen=r"data_parallel_random_init \.+ True",
+    ),
+    Proved(
         "frozen-stage",
         "a pipeline stage of which nothing is trained",
         "--drill-freeze stage --num-layers 4 --untie-embeddings-and-output-weights",
@@ -496,7 +513,7 @@ STATES: tuple[State, ...] = (
     State(
         "tensors that no optimizer owns: frozen parameters, buffers",
         ("patches.megatron_shards.unowned",),
-        ("frozen", "frozen-dump", "frozen-stage"),
+        ("frozen", "frozen-dump", "frozen-most", "frozen-stage"),
     ),
     State(
         "parameters whose gather was interrupted, or belongs to the next step",

@@ -144,11 +144,18 @@ REFUSED: tuple[Refused, ...] = (
             "moe_shared_expert_overlap": "--moe-shared-expert-overlap",
             "moe_paged_stash": "--moe-paged-stash",
             "moe_enable_routing_replay": "--moe-enable-routing-replay",
+            "moe_router_force_biased": "--moe-router-force-biased -0.5",
             "moe_router_load_balancing_type": "--moe-router-load-balancing-type quantile_balancing",
         },
     ),
     Refused("batch ramp-up by the older flag", {"rampup_batch_size": "--rampup-batch-size 8 8 64"}),
-    Refused("steps that are skipped", {"iterations_to_skip": "--iterations-to-skip 5"}),
+    Refused(
+        "steps that are skipped",
+        {
+            "iterations_to_skip": "--iterations-to-skip 5",
+            "result_rejected_tracker_filename": "--result-rejected-tracker-filename rejected.txt",
+        },
+    ),
     Refused(
         "data that cannot be sought to a step",
         {

@@ -58,6 +58,12 @@ def test_a_job_with_these_features_ends_exact(drill: Callable[..., Drilled], row
             id="tensors-that-no-optimizer-owns-stay-behind",
         ),
         pytest.param(
+            "frozen-most",
+            "megatron_shards",
+            "count_updates = lambda *of_rank: None",
+            id="a-writer-with-an-empty-shard-counts-no-updates",
+        ),
+        pytest.param(
             "batch-ramp-up",
             "megatron_rewind",
             "_begin = (lambda begin: lambda iterator, loader, consumed, kind:"

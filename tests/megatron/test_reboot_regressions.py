@@ -23,6 +23,8 @@ pytestmark = [pytest.mark.megatron, pytest.mark.full]
 OWN_RANDOMNESS = ("--data-parallel-random-init", "--hidden-dropout", "0.2", "--attention-dropout", "0.2")
 # Of a job that is resumed from a checkpoint whose optimizer had others: Megatron goes on with those of the checkpoint.
 OTHER_OPTIONS = ("--adam-beta1", "0.7", "--adam-beta2", "0.8", "--adam-eps", "1e-5", "--lr-warmup-iters", "6")
+# The embedding has a group of its own, which is empty in one of the two shards, and not counted on there.
+OWN_GROUP = ("--decoupled-lr", "5e-4", "--decoupled-min-lr", "1e-5")
 LOADED = 4  # the step of that checkpoint
 
 
@@ -36,12 +38,12 @@ class _Silent:
 
 @pytest.fixture
 def unbroken(references: Path, tmp_path: Path) -> Callable[..., Path]:
-    """`unbroken(steps, *flags)`: where stock Megatron saved each step of this job."""
+    """`unbroken(steps, *flags, layout)`: where stock Megatron saved each step of this job."""
 
-    def run(steps: int, *flags: str) -> Path:
+    def run(steps: int, *flags: str, layout: str = "dp4") -> Path:
         work = tmp_path / "unbroken"
         work.mkdir(exist_ok=True)
-        plan = Plan(layout=parse_layout("dp4"), faults=(), steps=steps, extra=flags)
+        plan = Plan(layout=parse_layout(layout), faults=(), steps=steps, extra=flags)
         return Rehearsal(plan, work, references, _Silent()).reference()
 
     return run
@@ -144,6 +146,15 @@ def test_control_a_newcomer_with_the_options_of_its_command_line_is_seen(
     assert (found.status, found.report["verdict"]) == (3, "inexact"), found.output
 
 
+def test_a_newcomer_counts_updates_in_groups_that_are_empty_where_its_small_state_comes_from(
+    drill: Callable[..., Drilled], unbroken: Callable[..., Path]
+) -> None:
+    saved = unbroken(LOADED, "--lr-decay-iters", "12", *OWN_GROUP)
+    load = ("--load", str(saved), "--use-checkpoint-opt_param-scheduler", *OWN_GROUP)
+    found = drill("--preset", "recover", *_faults("kill@1:7:backward", "kill@0:9:update"), "--", *load)
+    _assert_exact(found, "recover", [0, 1])
+
+
 BOTH_HOLDERS = ("uce@1:6:backward", "uce@3:6:backward")
 
 
@@ -154,6 +165,18 @@ def test_a_checkpoint_of_which_only_the_weights_were_loaded_is_not_gone_back_to(
     found = drill("--preset", "retry", *_faults(*BOTH_HOLDERS), "--", *load, "--no-load-optim", "--no-load-rng")
     assert (found.status, found.report["verdict"]) == (5, "lost"), found.output
     assert "rewind" not in [each["strategy"] for each in found.report["recoveries"]]
+
+
+def test_a_checkpoint_whose_random_states_are_not_loaded_is_not_gone_back_to(
+    drill: Callable[..., Drilled], unbroken: Callable[..., Path]
+) -> None:
+    """Megatron loads what jobs of other parallel sizes saved, and only prints that their random states stay out."""
+    form = ("--ckpt-format", "torch_dist", "--dist-ckpt-optim-fully-reshardable")
+    saved = unbroken(LOADED, "--lr-decay-iters", "12", *form, layout="tp2dp2")
+    load = ("--load", str(saved), "--use-checkpoint-opt_param-scheduler", *form)
+    found = drill("--preset", "retry", *_faults(*BOTH_HOLDERS), "--", *load)
+    assert (found.status, found.report["verdict"]) == (5, "lost"), found.output
+    assert "was loaded without its random states" in (found.directory / "broken.log").read_text()
 
 
 def test_control_a_checkpoint_that_was_loaded_whole_is_gone_back_to(

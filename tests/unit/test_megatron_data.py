@@ -33,6 +33,13 @@ class Loader:
         return iter(range(3))
 
 
+def test_where_all_samples_are_consumed_no_loader_is_made() -> None:
+    """At the end of the last step: Megatron's sampler insists on a sample that is left."""
+    iterator = SimpleNamespace(saved_microbatches=[1], replaying=True, replay_pos=1)
+    megatron_rewind._begin(iterator, SimpleNamespace(dataset=range(48)), 48, "single", True)
+    assert list(iterator.iterable) == [] and iterator.saved_microbatches == []
+
+
 @pytest.mark.parametrize("read", [False, True])
 def test_the_draw_of_a_first_pass_is_where_the_run_had_it(read: bool) -> None:
     """Whoever has read batches drew for the first pass long ago, which the random states that are put back contain."""

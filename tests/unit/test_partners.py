@@ -52,7 +52,7 @@ class Mpu:
 def alone(monkeypatch: pytest.MonkeyPatch) -> Partners:
     monkeypatch.setattr(megatron_random, "_mpu", Mpu)
     monkeypatch.setattr(megatron_releases, "_mpu", Mpu)
-    return Partners(_states)
+    return Partners(_states, sharded=True)
 
 
 def test_states_are_given_before_the_first_step_and_with_each_commit(alone: Partners) -> None:
@@ -89,7 +89,7 @@ def test_a_checkpoint_needs_the_states_of_all(alone: Partners, monkeypatch: pyte
         alone.of_all(4, mine, [])
     random.random()
     monkeypatch.setattr(Mpu, "get_data_parallel_rank", lambda _self: 0)
-    other = Partners(_states)
+    other = Partners(_states, sharded=True)
     other.give(4)
     theirs = _states()
     monkeypatch.setattr(Mpu, "get_data_parallel_rank", lambda _self: 1)

@@ -83,10 +83,35 @@ def test_large_results_and_what_nobody_waited_for_are_not_kept() -> None:
 
 
 def test_what_is_kept_in_all_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(start_up, "KEPT_IN_ALL", 8)
+    monkeypatch.setattr(start_up, "KEPT_IN_ALL", 6)
     journal = Journal()
-    assert journal.expect("0", "broadcast", ([torch.zeros(2)],)) is not None
-    assert journal.expect("0", "broadcast", ([torch.zeros(1)],)) is None
+    program(in_first_life(journal), 0.0)
+    answers = Answers(journal.to_bytes)
+    one, two = program(in_second_life(answers), 7.0)
+    assert (one.item(), two.item(), answers.known, answers.guessed) == (1.0, 7.0, 1, 1)
+
+
+@pytest.mark.parametrize("operation", ["allgather", "_allgather_base"])
+def test_what_thousands_of_ranks_gather_is_kept_once_for_all_that_are_equal(operation: str) -> None:
+    """Descriptions of parameter groups: 100 bytes of each rank, of two kinds."""
+    world, kinds = 4096, torch.randint(0, 255, (2, 100), dtype=torch.uint8)
+    told = [kinds[rank % 3 % 2] for rank in range(world)]
+
+    def gather(run: Any) -> list[torch.Tensor]:
+        outputs = [torch.zeros(100, dtype=torch.uint8) for _ in range(world)]
+        if operation == "allgather":
+            run(operation, ([outputs], [kinds[0]]), told)
+            return outputs
+        whole = torch.cat(outputs)
+        run(operation, (whole, kinds[0]), [torch.cat(told)])
+        return list(torch.split(whole, 100))
+
+    journal = Journal()
+    gather(in_first_life(journal))
+    assert len(journal.to_bytes()) < 2 * world
+    answers = Answers(journal.to_bytes)
+    found = gather(in_second_life(answers))
+    assert answers.known == 1 and all(map(torch.equal, found, told))
 
 
 def test_without_a_journal_all_peers_are_equal() -> None:

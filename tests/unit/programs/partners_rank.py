@@ -74,13 +74,13 @@ def main() -> None:
     mpu = Mpu(world)
     megatron_random._mpu = megatron_releases._mpu = lambda: mpu
     random.seed(100 + rank)
-    partners = Partners(states)
+    partners = Partners(states, sharded=True)
     partners.give(STEP)
     said: dict[str, Any] = {"next": next_of(states()), "knows": known(partners)}
     if rank == 0:
         partners.send(2)
     elif rank == 2:
-        partners = Partners(states)
+        partners = Partners(states, sharded=True)
         partners.receive(0)
         said["told"] = known(partners)
     beside: list[Any] = [None] * world
