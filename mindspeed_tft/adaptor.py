@@ -15,19 +15,9 @@ from mindspeed_tft.patches.groups import PARSER
 from mindspeed_tft.registry import REGISTRY
 
 
-def _wanted_platform(argv: list[str]) -> str:
-    """The platform must stand before Megatron is imported, long before Megatron parses its arguments."""
-    for position, word in enumerate(argv):
-        if word == "--tft-platform" and position + 1 < len(argv):
-            return argv[position + 1]
-        if word.startswith("--tft-platform="):
-            return word.split("=", 1)[1]
-    return "auto"
-
-
 def _install() -> None:
     rank = int(os.environ.get("RANK", "0"))
-    platform = arguments.or_exit(lambda: platforms.select(_wanted_platform(sys.argv[1:])), rank)
+    platform = arguments.or_exit(lambda: platforms.select(arguments.early_platform(sys.argv[1:])), rank)
     if platform.name == "cpu":
         from mindspeed_tft import on_cpu
 

@@ -7,11 +7,12 @@ Only collects and merges; what a value means together with Megatron's own flags 
 from __future__ import annotations
 
 import argparse
+import difflib
 import importlib.resources
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -73,9 +74,57 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
             group.add_argument(flag, default=None, **options)
 
 
+# Fields that a user may take for flags.
+_NO_FLAGS = {
+    f"--{key.replace('_', '-')}": f"set {variable}, or {key.replace('_', '-')} in the YAML of {CONFIG}"
+    for key, variable in settings_module.VARIABLES.items()
+}
+_SURE = 0.85  # likeness of a word of the command line with one of our flags, from which on it was meant for one
+
+
+def misspelt(rest: Iterable[str]) -> Iterator[Refused]:
+    """Words of a command line that nobody knows and that can only be meant for us. Megatron would refuse them too, but
+    does not know ours.
+
+    Args:
+        rest: what is left of a command line without our flags.
+    """
+    opposites = [f"--no-{flag[2:]}" for flag, how in FLAGS if how.get("action") is argparse.BooleanOptionalAction]
+    known = [*(flag for flag, _ in FLAGS), *opposites]
+    for word in rest:
+        flag = word.partition("=")[0][: settings_module.LONGEST_NAME]
+        if not flag.startswith("-"):
+            continue
+        plain = "--" + flag.lstrip("-").replace("_", "-").lower()
+        if plain in _NO_FLAGS:
+            yield Refused(flag, "there is no such flag", _NO_FLAGS[plain])
+        elif plain.startswith("--tft") or difflib.get_close_matches(plain, known, n=1, cutoff=_SURE):
+            yield Refused(flag, "there is no such flag", settings_module.nearest(plain, known))
+
+
 def presets() -> Path:
     """The directory of the YAML presets that the package brings."""
     return Path(str(importlib.resources.files("mindspeed_tft.configs")))
+
+
+def early_platform(words: Sequence[str]) -> str:
+    """What --tft-platform will be once Megatron has parsed its arguments: the platform must stand before Megatron is
+    imported, long before that.
+
+    Raises:
+        Refused: --tft-config names no readable YAML, or no platform in it.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, argument_default=argparse.SUPPRESS)
+    for flag in (CONFIG, "--tft-platform"):
+        parser.add_argument(flag, nargs="?")  # a flag without its value is Megatron's to refuse
+    given = vars(parser.parse_known_args(list(words))[0])
+    layers: list[tuple[str, Mapping[str, Any]]] = []
+    if given.get("tft_platform") is not None:
+        layers.append(("flag", {"tft_platform": given["tft_platform"]}))
+    elif given.get("tft_config") is not None:
+        origin, values = settings_module.load_yaml(given["tft_config"], presets())
+        layers.append((origin, {key: value for key, value in values.items() if key == "tft_platform"}))
+    return settings_module.build(layers)[0].tft_platform
 
 
 def resolve(args: argparse.Namespace, environ: Mapping[str, str] = os.environ) -> tuple[Settings, dict[str, str]]:
@@ -103,7 +152,7 @@ def collect(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Setti
     }  # fmt: skip
     layers: list[tuple[str, Mapping[str, Any]]] = [*settings_module.from_environment(environ), ("flag", flags)]
     config = getattr(args, "tft_config", None)
-    if config:
+    if config is not None:
         layers.append(settings_module.load_yaml(config, presets()))
     layers.append(settings_module.from_platform(environ))
     return settings_module.build(layers)
@@ -113,8 +162,12 @@ def collect(args: argparse.Namespace, environ: Mapping[str, str]) -> tuple[Setti
 _NOT_BUILT = {"enable_elastic_training": "elastic training"}
 
 
-def conflicts(found: Settings, origin: Mapping[str, str]) -> Iterator[Refused]:
-    """All reasons why these values cannot work together, whatever Megatron's own flags say."""
+def conflicts(found: Settings, origin: Mapping[str, str], patience: float | None = None) -> Iterator[Refused]:
+    """All reasons why these values cannot work together, whatever Megatron's own flags say.
+
+    Args:
+        patience: seconds that the launcher lets survivors live, where it is known; all timeouts have to fit into it.
+    """
     if not found.enable_high_availability:
         for key in ("enable_hbmfault_repair", "enable_worker_reboot", "enable_elastic_training"):
             if getattr(found, key):
@@ -129,6 +182,25 @@ def conflicts(found: Settings, origin: Mapping[str, str]) -> Iterator[Refused]:
             asked = "" if origin[key] == "flag" else f" (asked for by {origin[key]})"
             reason = f"{name} is not in this version yet{asked}"
             yield Refused(settings_module.flag_of(key), reason, "leave it out: the dump protects the job")
+    yield from _replicated(found, origin)
+    yield from _locked(found)
+    yield from _observed(found)
+    yield from steered(found, origin)
+    yield from _ruled(found)
+    yield from _timed(found, origin, patience)
+
+
+def _replicated(found: Settings, origin: Mapping[str, str]) -> Iterator[Refused]:
+    """Numbers and places of replicas that contradict each other."""
+    where = origin["optimizer_replica_num"]
+    if found.distributed_optimizer_no_replica and where == origin["distributed_optimizer_no_replica"] != "default":
+        # From two places the stronger one wins, as ever.
+        yield Refused(
+            "--optimizer-replica-num",
+            f"{found.optimizer_replica_num} contradicts --distributed-optimizer-no-replica, which keeps none (both from"
+            f" {'the command line' if where == 'flag' else where})",
+            "leave one of them out",
+        )
     if found.distributed_optimizer_no_replica and found.strategies() == ("dump",):
         yield Refused(
             "--distributed-optimizer-no-replica",
@@ -142,11 +214,25 @@ def conflicts(found: Settings, origin: Mapping[str, str]) -> Iterator[Refused]:
             "without replicas each shard has one holder, which cannot be on two hosts",
             "leave out --distributed-optimizer-no-replica, or this flag",
         )
-    yield from _locked(found)
-    yield from _observed(found)
-    yield from steered(found, origin)
+
+
+def _ruled(found: Settings) -> Iterator[Refused]:
+    """A file of rules that cannot be used: better now than at the fault."""
+    if found.tft_fault_rules is None:
+        return
+    from mindspeed_tft.faults import classify
+
     try:
-        found.deadlines()
+        classify.load_rules(Path(found.tft_fault_rules))
+    except classify.RuleError as exc:
+        yield Refused("--tft-fault-rules", str(exc), "correct the file")
+
+
+def _timed(found: Settings, origin: Mapping[str, str], patience: float | None) -> Iterator[Refused]:
+    """Timeouts that do not fit into each other; or, where they do, not into the launcher's patience."""
+    try:
+        found.deadlines(None, origin)
+        found.deadlines(patience, origin)
     except Refused as refusal:
         yield refusal
 

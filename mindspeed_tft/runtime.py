@@ -86,8 +86,10 @@ def enable(found: Settings, origin: dict[str, str]) -> None:
     from mindspeed_tft.patches import high_availability
     from mindspeed_tft.patches.groups import DRILL, HIGH_AVAILABILITY, MENDED
 
+    rank = int(os.environ.get("RANK", "0"))
+    arguments.or_exit(lambda: found.deadlines(launcher.patience(launcher.words()), origin), rank)
     _settings = found
-    logs.bind(rank=int(os.environ.get("RANK", "0")), host=os.uname().nodename)
+    logs.bind(rank=rank, host=os.uname().nodename)
     logs.install(found.tft_log_format)
     high_availability.declare()
     REGISTRY.activate(HIGH_AVAILABILITY)
@@ -108,7 +110,7 @@ def enable(found: Settings, origin: dict[str, str]) -> None:
 
         megatron_drill.declare()
         REGISTRY.activate(DRILL)
-    if int(os.environ.get("RANK", "0")) == 0:
+    if rank == 0:
         chosen = ", ".join(
             f"{key}={getattr(found, key)} ({origin[key]})" for key in sorted(origin) if origin[key] != "default"
         )
@@ -331,13 +333,22 @@ def _tell_replicas(found: Settings, host: MegatronHost, exposed: Finding | None)
 
 def _warn_of_patience(found: Settings) -> None:
     patience = launcher.patience(launcher.words())
-    if patience is not None and patience < found.tft_deadline:
+    if patience is None or patience >= found.tft_deadline:
+        return
+    remedy = (
+        "for large models start with tftrun, or add --logs-specs mindspeed_tft --shutdown-timeout"
+        f" {found.tft_deadline + settings_module.LAUNCHER_MARGIN:g} to torchrun"
+    )
+    if (least := found.deadline(patience)) >= patience:
         _say(
-            f"note: torchrun kills the survivors of a fault after {patience:g} s, so all deadlines end before that,"
-            f" not at --tft-deadline {found.tft_deadline:g}; for large models start with tftrun, or add"
-            f" --logs-specs mindspeed_tft --shutdown-timeout {found.tft_deadline + settings_module.LAUNCHER_MARGIN:g}"
-            " to torchrun"
+            f"*** torchrun kills the survivors of a fault after {patience:g} s, less than the {least:g} s that a"
+            f" recovery is given at least, so they may be killed before they have saved; {remedy} ***"
         )
+        return
+    _say(
+        f"note: torchrun kills the survivors of a fault after {patience:g} s, so all deadlines end before that,"
+        f" not at --tft-deadline {found.tft_deadline:g}; {remedy}"
+    )
 
 
 def after_first_step() -> None:

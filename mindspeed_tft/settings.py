@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
+from mindspeed_tft import yaml_files
 from mindspeed_tft.engine.types import Deadlines
 
 STRATEGIES = {"dump": "enable_high_availability", "retry": "enable_hbmfault_repair",
@@ -36,6 +36,15 @@ EXIT_AT_MOST = 15.0
 HANG_RESTARTED = 5.0  # seconds without progress, at least, until a rank is ended that can be started again alone
 HANG_DUMPED = 30.0  # the same where the end of a rank is the end of the job: a storage hiccup must not be
 LAUNCHER_MARGIN = 3.0  # seconds between our last deadline and a launcher's SIGKILL
+LONGEST_NAME = 100  # characters of a name that is compared with ours
+SHORTEST = 10.0  # seconds of a deadline
+_EMPTY = "it is empty"
+_NO_EMPTY = "give a value, or leave it out (was a variable of the shell not set?)"
+# How torchrun is made to wait longer. Its --shutdown-timeout alone counts for signals only, not for failed workers.
+TORCHRUN_WAITS = (
+    "start with tftrun, which waits as long as --tft-deadline asks for; or give --logs-specs mindspeed_tft to torchrun,"
+    " and set its --shutdown-timeout to at least {seconds}"
+)
 
 
 class Refused(ValueError):
@@ -84,7 +93,7 @@ class Settings(BaseModel):
     )
     tft_deadline: float = Field(
         default=120.0,
-        ge=10.0,
+        ge=SHORTEST,
         le=LONGEST,
         description="from a fault to the end of the job (twice that if a repair fails first); all timeouts follow"
         " (default 120)",
@@ -183,6 +192,14 @@ class Settings(BaseModel):
 
     @field_validator("*", mode="before")
     @classmethod
+    def _not_empty(cls, value: Any) -> Any:
+        """A variable of the shell that is not set gives an empty text, which is never what was meant."""
+        if isinstance(value, str) and not value.strip():
+            raise ValueError(_EMPTY)
+        return value
+
+    @field_validator("*", mode="before")
+    @classmethod
     def _no_truth_for_a_number(cls, value: Any, info: ValidationInfo) -> Any:
         """YAML reads yes, no, on and off as truth values, which pydantic would count as 1 and 0."""
         field = cls.model_fields[info.field_name or ""]
@@ -210,19 +227,26 @@ class Settings(BaseModel):
         Args:
             patience: seconds that the launcher lets survivors live; where it is shorter than the knob, it counts.
         """
-        if patience is None or self.tft_dump_seconds is not None:
+        if patience is None:
             return self.tft_deadline
-        return min(self.tft_deadline, max(10.0, patience - LAUNCHER_MARGIN))
+        return min(self.tft_deadline, max(SHORTEST, patience - LAUNCHER_MARGIN))
 
-    def deadlines(self, patience: float | None = None) -> Deadlines:
+    def deadlines(
+        self,
+        patience: float | None = None,
+        origin: Mapping[str, str] | None = None,
+        waits: str = TORCHRUN_WAITS,
+    ) -> Deadlines:
         """Every timeout of a recovery, in seconds, from the one knob; their order is asserted. See `derivation`.
 
         Args:
             patience: as for `deadline`.
+            origin: where each value comes from, for the names in a refusal.
+            waits: what makes the launcher wait for `{seconds}`, as a remedy.
 
         Raises:
-            Refused: when TTP_OT leaves no room for stopping and ending within the deadline, or is too short for an
-                order, or hangs are to be found faster than ranks can be heard.
+            Refused: when TTP_OT leaves no room for stopping and ending within the deadline or the launcher's patience,
+                or is too short for an order, or hangs are to be found faster than ranks can be heard.
         """
         total = self.deadline(patience)
         consult = self.tft_clusterd_wait if self.clusterd else 0.0
@@ -238,16 +262,12 @@ class Settings(BaseModel):
                           exit=leave, reboot=self.tft_reboot_wait * self.enable_worker_reboot,
                           consult=consult, hang=self._hang(),
                           hang_fixed=self.tft_hang_seconds > 0)  # fmt: skip
+        name = name_of("tft_dump_seconds", origin)
         if not found.heartbeat < found.heartbeat_lost < found.stop < total or stop + dump + leave > total + 1e-9:
-            raise Refused(
-                "TTP_OT",
-                f"a dump of {dump:g} s does not fit into --tft-deadline {total:g} s, of which {stop:g} s are kept for"
-                f" stopping the ranks and {leave:g} s for their exit",
-                f"set TTP_OT to at most {math.floor(total - stop - leave)}{_or_longer(dump)}",
-            )
+            raise self._does_not_fit(name, found, patience, waits)
         if found.order < 2 * found.heartbeat:
             raise Refused(
-                "TTP_OT",
+                name,
                 f"a dump of {dump:g} s leaves {found.order:g} s for one order, less than two heartbeats of"
                 f" {found.heartbeat:g} s, by which a rank is judged",
                 f"set it to at least {_rounded_up(4 * found.heartbeat)}, or leave it out for {total - stop - leave:g}",
@@ -261,15 +281,40 @@ class Settings(BaseModel):
             )
         return found
 
-    def derivation(self, patience: float | None = None) -> dict[str, tuple[str, str]]:
+    def _does_not_fit(self, name: str, found: Deadlines, patience: float | None, waits: str) -> Refused:
+        """A dump whose length was given, and is more than what stopping, leaving and asking leave of the deadline."""
+        total = self.deadline(patience)
+        asking = found.consult if patience is not None else 0.0
+        ending = f"{found.stop:g} s for stopping the ranks and {found.exit:g} s for their exit are kept"
+        kept = f"{asking:g} s for a decision of ClusterD, {ending}" if asking else ending
+        at_most = f"set {name} to at most {math.floor(total - asking - found.stop - found.exit)}"
+        needed = _deadline_for(found.dump, self.tft_clusterd_wait if asking else 0.0)
+        if patience is None or (total == self.tft_deadline and needed + LAUNCHER_MARGIN <= patience):
+            longer = f", or --tft-deadline to at least {needed}" if needed <= LONGEST else ""
+            reason = f"a dump of {found.dump:g} s does not fit into --tft-deadline {total:g} s, of which {kept}"
+            return Refused(name, reason, at_most + longer)
+        wanted = max(needed, math.ceil(self.tft_deadline))
+        raised = f" and --tft-deadline to {wanted}" if wanted > self.tft_deadline else ""
+        longer = f"{waits.format(seconds=math.ceil(wanted + LAUNCHER_MARGIN))}{raised}; or "
+        return Refused(
+            name,
+            f"a dump of {found.dump:g} s does not fit: the launcher kills the survivors of a fault after {patience:g}"
+            f" s, so that {total:g} s are left for everything, of which {kept}",
+            (longer if wanted <= LONGEST else "") + at_most,
+        )
+
+    def derivation(
+        self, patience: float | None = None, origin: Mapping[str, str] | None = None
+    ) -> dict[str, tuple[str, str]]:
         """For the deadline and each field of `Deadlines`: how its seconds follow (a formula), and what it limits."""
         short = self.deadline(patience) < self.tft_deadline
+        rest, given = "deadline - stop - exit", name_of("tft_dump_seconds", origin)
         return {
             "deadline": ("max(10, launcher patience - 3)" if short else "--tft-deadline",
                          "a fault until the end of the job"),
             "stop": ("min(30, deadline / 4)", "the first sign of a fault until every rank has stopped and reported"),
             "exit": ("min(15, deadline / 8)", "the decision to end until every rank has left"),
-            "dump": ("TTP_OT" if self.tft_dump_seconds is not None else "deadline - stop - exit",
+            "dump": (given if self.tft_dump_seconds is not None else rest,
                      "all attempts to save, and all tries to repair"),
             "order": ("dump / 2", "one order to a rank; a second attempt fits in"),
             "heartbeat_lost": ("min(10, stop / 2)", "no sign of life until a rank counts as silent"),
@@ -300,10 +345,10 @@ class Settings(BaseModel):
         return HANG_RESTARTED if self.enable_worker_reboot else HANG_DUMPED
 
 
-def _or_longer(dump: float) -> str:
-    """The other remedy: the smallest whole --tft-deadline in which a dump of `dump` seconds fits, if there is one."""
-    seconds = math.ceil(min(dump + STOP_AT_MOST + EXIT_AT_MOST, dump * 8 / 5))
-    return f", or --tft-deadline to at least {seconds}" if seconds <= LONGEST else ""
+def _deadline_for(dump: float, consult: float) -> int:
+    """The smallest whole deadline in which a dump of `dump` seconds fits, beside a decision that takes `consult`."""
+    alone = min(dump + STOP_AT_MOST + EXIT_AT_MOST, dump * 8 / 5)
+    return math.ceil(min(alone + consult, alone * 4 / 3))
 
 
 def _rounded_up(seconds: float) -> str:
@@ -327,10 +372,12 @@ def build(layers: list[tuple[str, Mapping[str, Any]]]) -> tuple[Settings, dict[s
     except ValidationError as exc:
         first = exc.errors()[0]
         key = str(first["loc"][0])
+        told = first["msg"].removeprefix("Value error, ").lower()
         raise Refused(
-            flag_of(key), f"{first['msg'].lower()} (got {first['input']!r} from {origin.get(key, 'default')})",
-            "give a value that fits, see --help",
-        ) from None  # fmt: skip
+            name_of(key, origin),
+            f"{told} (got {yaml_files.shown(first['input'])} from {origin.get(key, 'default')})",
+            _NO_EMPTY if told == _EMPTY else "give a value that fits, see --help",
+        ) from None
     for key in Settings.model_fields:
         origin.setdefault(key, "default")
     return settings, origin
@@ -339,6 +386,14 @@ def build(layers: list[tuple[str, Mapping[str, Any]]]) -> tuple[Settings, dict[s
 def flag_of(key: str) -> str:
     """The name under which a user knows a field."""
     return VARIABLES.get(key, "--" + key.replace("_", "-"))
+
+
+def name_of(key: str, origin: Mapping[str, str] | None = None) -> str:
+    """The name under which a user has set a field, by its origin: a field without a flag may stand in YAML as well."""
+    where = (origin or {}).get(key, "default")
+    if key not in VARIABLES or where.startswith(("environment", "default")):
+        return flag_of(key)
+    return key.replace("_", "-") if where.startswith(("preset", "file")) else key
 
 
 def meaning(key: str) -> str:
@@ -361,13 +416,6 @@ def schema() -> dict[str, Any]:
     }
 
 
-def _problem(exc: yaml.YAMLError | UnicodeDecodeError) -> str:
-    """What is wrong, and in which line. Never the line itself: `tftctl doctor` tells other hosts of this."""
-    if isinstance(exc, yaml.MarkedYAMLError) and exc.problem_mark is not None:
-        return f"{exc.problem} (line {exc.problem_mark.line + 1}, column {exc.problem_mark.column + 1})"
-    return type(exc).__name__
-
-
 def load_yaml(name: str, presets: Path) -> tuple[str, dict[str, Any]]:
     """A preset by its name, or a YAML file by its path: its origin in words, and its values.
 
@@ -376,19 +424,11 @@ def load_yaml(name: str, presets: Path) -> tuple[str, dict[str, Any]]:
     Raises:
         Refused: no such preset or file, unreadable YAML, an unknown key (with the nearest right name), a key twice.
     """
-    origin, path = f"preset {name}", presets / f"{name}.yaml"
-    if Path(name).name != name or not path.is_file():
-        origin, path = f"file {name}", Path(name)
-    if not path.is_file():
-        known = ", ".join(sorted(p.stem for p in presets.glob("*.yaml")))
-        raise Refused("--tft-config", f"there is neither a preset nor a file named {name!r}",
-                      f"use one of {known}, or the path of a YAML file")  # fmt: skip
+    origin, path = _place_of(name, presets)
     try:
-        data = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as exc:
-        raise Refused("--tft-config", f"{path} cannot be read ({exc.strerror})", "make it readable") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as exc:
-        raise Refused("--tft-config", f"{path} is not readable YAML: {_problem(exc)}", "correct the file") from None
+        data = yaml_files.load(path)
+    except yaml_files.Unreadable as exc:
+        raise Refused("--tft-config", f"{path} {exc.reason}", exc.remedy) from None
     if data is None:
         return origin, {}
     if not isinstance(data, dict):
@@ -398,33 +438,82 @@ def load_yaml(name: str, presets: Path) -> tuple[str, dict[str, Any]]:
     for key, value in data.items():
         plain = _known_key(str(key), path)
         if plain in values:
-            raise Refused("--tft-config", f"{path} has {key!r} in two spellings", "keep one of them")
+            raise Refused("--tft-config", f"{path} has {yaml_files.shown(key)} in two spellings", "keep one of them")
+        why = yaml_files.why_no_number(value) if _is_number(plain) else ""
+        if why:
+            reason = f"{why} (got {yaml_files.shown(value)} from {origin})"
+            raise Refused(name_of(plain, {plain: origin}), reason, "write it as a plain decimal number")
         values[plain] = value
     return origin, values
+
+
+def _place_of(name: str, presets: Path) -> tuple[str, Path]:
+    """The origin that a preset or file is called by, and where it is."""
+    if not name.strip():
+        raise Refused("--tft-config", _EMPTY, _NO_EMPTY)
+    shown = yaml_files.shown(name)
+    known = ", ".join(sorted(path.stem for path in presets.glob("*.yaml")))
+    remedy = f"use one of {known}, or the path of a YAML file"
+    try:
+        if Path(name).name == name and (presets / f"{name}.yaml").is_file():
+            return f"preset {name}", presets / f"{name}.yaml"
+        if Path(name).is_file():
+            return f"file {name}", Path(name)
+    except OSError as exc:  # a name too long for a file, a folder that may not be entered
+        raise Refused("--tft-config", f"{shown} cannot be looked for ({exc.strerror})", remedy) from None
+    raise Refused("--tft-config", f"there is neither a preset nor a file named {shown}", remedy)
+
+
+def _is_number(key: str) -> bool:
+    annotation = Settings.model_fields[key].annotation
+    return bool({int, float} & {annotation, *get_args(annotation)})
+
+
+# What users of the environment and of the command line may take for a key.
+_NO_KEYS = {
+    **{variable: f"write {key.replace('_', '-')}" for key, variable in VARIABLES.items()},
+    "MINDIO_WAIT_MINDX_TIME": "write tft-clusterd-wait",
+    "MINDX_TASK_ID": "write tft-clusterd-job",
+    "HIGH_AVAILABILITY": "write 'enable-high-availability: true', beside it 'enable-hbmfault-repair: true' for retry,"
+                         " and 'enable-worker-reboot: true' for recover",
+    "tft_config": "a file cannot name another one: write all keys into this one",
+}  # fmt: skip
 
 
 def _known_key(key: str, path: Path) -> str:
     plain = key.replace("-", "_")
     if plain in Settings.model_fields:
         return plain
-    near = difflib.get_close_matches(plain, Settings.model_fields, n=1, cutoff=0.0)[0].replace("_", "-")
-    raise Refused("--tft-config", f"{path} has an unknown key {key!r}", f"did you mean {near!r}?".rstrip("?"))
+    other = _NO_KEYS.get(key) or _NO_KEYS.get(plain.lstrip("_"))
+    remedy = other or nearest(plain.replace("_", "-"), [name.replace("_", "-") for name in Settings.model_fields])
+    raise Refused("--tft-config", f"{path} has an unknown key {yaml_files.shown(key)}", remedy)
+
+
+def nearest(word: str, known: Sequence[str]) -> str:
+    """The remedy for a name that is unknown: the one that was meant, or all that there are."""
+    near = difflib.get_close_matches(word[:LONGEST_NAME], known, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}" if near else f"use one of {', '.join(known)}"
 
 
 def from_environment(environ: Mapping[str, str]) -> list[tuple[str, dict[str, Any]]]:
     """What the environment says, in the names that users of this field already set: layers of (origin, values).
 
-    HIGH_AVAILABILITY can only switch on: a strategy that it does not name is left to the flags.
+    HIGH_AVAILABILITY can only switch on: a strategy that it does not name is left to the flags. A variable that is set
+    to nothing at all is none.
 
     Raises:
-        Refused: an unknown word in HIGH_AVAILABILITY, a TTP_OT that is not a number.
+        Refused: an unknown word in HIGH_AVAILABILITY, or none, a TTP_OT that is not a number.
     """
     layers: list[tuple[str, dict[str, Any]]] = []
     words = [word.strip().lower() for word in environ.get("HIGH_AVAILABILITY", "").split(",") if word.strip()]
     for word in words:
         if word not in STRATEGIES:
-            raise Refused("HIGH_AVAILABILITY", f"unknown word {word!r} (known are {', '.join(STRATEGIES)})",
+            raise Refused("HIGH_AVAILABILITY",
+                          f"unknown word {yaml_files.shown(word)} (known are {', '.join(STRATEGIES)})",
                           "use a comma list of dump, retry and recover; the other is not in this version")  # fmt: skip
+    if environ.get("HIGH_AVAILABILITY") and not words:
+        raise Refused("HIGH_AVAILABILITY", f"{yaml_files.shown(environ['HIGH_AVAILABILITY'])} names no strategy",
+                      "use a comma list of dump, retry and recover, or unset it")  # fmt: skip
     if words:  # any strategy stands on the dump
         wanted = dict.fromkeys(["enable_high_availability", *(STRATEGIES[word] for word in words)], True)
         layers.append(("environment HIGH_AVAILABILITY", wanted))
@@ -434,7 +523,7 @@ def from_environment(environ: Mapping[str, str]) -> list[tuple[str, dict[str, An
         try:
             seconds = float(environ["TTP_OT"])
         except ValueError:
-            raise Refused("TTP_OT", f"{environ['TTP_OT']!r} is not a number of seconds",
+            raise Refused("TTP_OT", f"{yaml_files.shown(environ['TTP_OT'])} is not a number of seconds",
                           "set it to the seconds that a dump may take") from None  # fmt: skip
         layers.append(("environment TTP_OT", {"tft_dump_seconds": seconds}))
     if environ.get("MINDIO_WAIT_MINDX_TIME"):

@@ -19,13 +19,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mindspeed_tft.cli import consoles
 from mindspeed_tft.control import authority, certificates, tls
 from mindspeed_tft.control.authority import CA_DAYS, NODE_DAYS, Authority, AuthorityError
 from mindspeed_tft.control.certificates import Unfit
 from mindspeed_tft.control.config import ControlRefused
 
 FAILED, SOON = 2, 1  # exit status
-WIDE = 500  # columns where there is no terminal: no line is folded
 COPY = "copy each directory to its host, as the one of --tft-tls-dir; running jobs read them again by themselves"
 
 app = typer.Typer(
@@ -206,7 +206,7 @@ def check(
     if as_json:
         print(json.dumps([dataclasses.asdict(one) for one in found], indent=2))
     else:
-        _show(found, Console() if sys.stdout.isatty() else Console(width=WIDE))
+        _show(found, consoles.for_tables())
     raise typer.Exit(max(one.status for one in found))
 
 

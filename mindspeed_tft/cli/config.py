@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import difflib
 import json
+import math
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, NoReturn, Optional
@@ -21,12 +21,11 @@ from rich.table import Table
 
 from mindspeed_tft import arguments
 from mindspeed_tft import settings as settings_module
-from mindspeed_tft.cli import dry_run, job_file
+from mindspeed_tft.cli import consoles, dry_run, job_file
 from mindspeed_tft.cli.job_file import JobFile
 from mindspeed_tft.settings import Refused, Settings
 
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}  # everything after `--` is for training
-WIDE = 500  # columns where there is no terminal: no line is folded
 REFUSED = 2  # exit status, as that of a job that is refused at start-up
 
 
@@ -39,6 +38,16 @@ class Resolved:
     refusals: tuple[Refused, ...] = ()
 
 
+def _checked(patience: float | None) -> float | None:
+    """The value of --patience, which has to be a time."""
+    if patience is None or 0 < patience < math.inf:
+        return patience
+    raise typer.BadParameter(
+        f"{patience:g} is no time in which survivors could end: give seconds above 0, or leave it out where the"
+        " launcher waits for as long as the deadline asks for"
+    )
+
+
 def command(
     context: typer.Context,
     tft_config: Annotated[
@@ -49,6 +58,7 @@ def command(
         Optional[float],  # noqa: UP045
         typer.Option(
             metavar="SECONDS",
+            callback=_checked,
             help="How long the launcher lets the survivors of a fault live, where that is shorter than the deadline: "
             "30 under torchrun. Default: as long as it takes, as under tftrun.",
         ),
@@ -103,13 +113,13 @@ def command(
     if markdown:
         print(as_markdown(), end="")
         return
-    words = [*(["--tft-config", tft_config] if tft_config else []), *context.args]
+    words = [*(["--tft-config", tft_config] if tft_config is not None else []), *context.args]
     if megatron is None and (mindspeed is not None or world_size is not None):
         raise typer.BadParameter("--mindspeed and --world-size say how Megatron is asked; add --megatron")
     job = read_job(from_job) if from_job is not None else None
     environ = os.environ if job is None else job.environ
     words = words if job is None else [*job.words, *words]
-    found = resolve(words, environ)
+    found = resolve(words, environ, patience)
     verdict = _ask(words, environ, megatron, mindspeed, world_size) if megatron is not None else None
     of_job = job.refusals if job is not None else ()
     if verdict is not None:
@@ -121,7 +131,7 @@ def command(
         told = {"megatron": _verdict_as_data(verdict)} if verdict is not None else {}
         print(json.dumps({**as_data(found, patience, job), **told}, indent=2))
     elif not check:
-        console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+        console = consoles.for_tables()
         show_job(job, console)
         show(found, patience, console)
     if verdict is not None and not as_json:
@@ -167,27 +177,21 @@ class _Parser(argparse.ArgumentParser):
         raise Refused(flag, reason, "give a value that fits, see tftctl config --markdown")
 
 
-def resolve(words: Sequence[str], environ: Mapping[str, str]) -> Resolved:
-    """The settings of a job with these flags (those of Megatron among them) and this environment."""
+def resolve(words: Sequence[str], environ: Mapping[str, str], patience: float | None = None) -> Resolved:
+    """The settings of a job with these flags (those of Megatron among them) and this environment.
+
+    Args:
+        patience: seconds that the launcher lets the survivors of a fault live, where that is known.
+    """
     parser = _Parser(add_help=False, allow_abbrev=False)
     arguments.add_flags(parser)
     try:
         space, rest = parser.parse_known_args(list(words))
-        unknown = tuple(_unknown(rest))
+        unknown = tuple(arguments.misspelt(rest))
         settings, origin = arguments.collect(space, environ)
     except Refused as refusal:
         return Resolved(refusals=(refusal,))
-    return Resolved(settings, origin, (*unknown, *arguments.conflicts(settings, origin)))
-
-
-def _unknown(rest: Sequence[str]) -> Iterator[Refused]:
-    """Flags that can only be meant for us. Megatron would refuse them too, but does not know ours."""
-    known = [flag for flag, _ in arguments.FLAGS]
-    for word in rest:
-        flag = word.partition("=")[0]
-        if flag.startswith("--tft"):
-            near = difflib.get_close_matches(flag, known, n=1, cutoff=0.0)[0]
-            yield Refused(flag, "there is no such flag", f"did you mean {near}")
+    return Resolved(settings, origin, (*unknown, *arguments.conflicts(settings, origin, patience)))
 
 
 # --------------------------------------------------------------------------------------------------- show
@@ -210,7 +214,9 @@ def as_data(found: Resolved, patience: float | None, job: JobFile | None = None)
             for key in (Settings.model_fields if settings is not None else ())
         },
         "strategies": list(settings.strategies()) if settings and settings.enable_high_availability else [],
-        "timeouts": [dataclasses.asdict(timeout) for timeout in timeouts(settings, patience)] if settings else [],
+        "timeouts": [dataclasses.asdict(each) for each in timeouts(settings, patience, found.origin)]
+        if settings
+        else [],
         "refused": [{"flag": refusal.flag, "reason": refusal.reason, "remedy": refusal.remedy} for refusal in refusals],
     }
 
@@ -223,14 +229,16 @@ class Timeout:
     meaning: str
 
 
-def timeouts(settings: Settings, patience: float | None) -> tuple[Timeout, ...]:
-    """The deadline and all that follow from it; none where they are refused."""
+def timeouts(
+    settings: Settings, patience: float | None, origin: Mapping[str, str] | None = None
+) -> tuple[Timeout, ...]:
+    """The deadline and all that follow from it; none where they are refused, which is told with the refusals."""
     try:
         deadlines = settings.deadlines(patience)
     except Refused:
         return ()
     values = {"deadline": settings.deadline(patience), **dataclasses.asdict(deadlines)}
-    return tuple(Timeout(name, values[name], *how) for name, how in settings.derivation(patience).items())
+    return tuple(Timeout(name, values[name], *how) for name, how in settings.derivation(patience, origin).items())
 
 
 def show_job(job: JobFile | None, console: Console) -> None:
@@ -254,7 +262,7 @@ def show(found: Resolved, patience: float | None, console: Console) -> None:
         table.add_row(name, escape(value), escape(origin), escape(settings_module.meaning(key)),
                       style="dim" if origin == "default" else None)  # fmt: skip
     console.print(table)
-    rows = timeouts(found.settings, patience)
+    rows = timeouts(found.settings, patience, found.origin)
     if not rows:
         return
     title = "Timeouts" if found.settings.enable_high_availability else "Timeouts (not in use: high availability is off)"
@@ -308,7 +316,7 @@ _TIMEOUTS = """
 
 Every timeout of a recovery, in seconds, with the defaults and `--enable-worker-reboot`. `--tft-deadline` moves them,
 `TTP_OT` sets the dump's share; what cannot be is refused at start-up. Under torchrun, which ends the survivors of a
-fault after 30 seconds, the deadline is 27 (`tftctl config --patience 30`).
+fault after 30 seconds, the deadline is 27, and `TTP_OT` has to fit into that (`tftctl config --patience 30`).
 
 | timeout | default | follows from | limits |
 |---|---|---|---|

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from mindspeed_tft.cli import drill
+from mindspeed_tft.cli import consoles, drill
 from mindspeed_tft.cli.progress import listener_for
 from mindspeed_tft.faults import verdict
 from mindspeed_tft.faults.rehearsal import Report, rehearse, totals
@@ -49,7 +48,7 @@ def command() -> None:
 
     Exit status: 0 exact, 3 inexact, 4 degraded, 5 lost, or the comparison missed a byte that was changed on purpose.
     """
-    console = Console()
+    console = consoles.make()
     console.print(" ".join(STORY.split()), markup=False, highlight=False)
     plan = drill.make_plan(faults=[FAULT])
     with drill.workspace(None) as (work, cache):

@@ -19,6 +19,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from mindspeed_tft.addresses import is_loopback
+from mindspeed_tft.cli import consoles
 from mindspeed_tft.control.config import DEFAULT_PORT, ControlRefused
 from mindspeed_tft.doctor import meeting, names, probe
 from mindspeed_tft.doctor.channel import Channel, ChannelError
@@ -32,7 +33,6 @@ from mindspeed_tft.doctor.survey import Report, Survey, Way
 CONTEXT = {"allow_extra_args": True, "ignore_unknown_options": False}
 RED, USAGE = 1, 2  # exit statuses
 SERVE = "serve"
-WIDE = 500  # columns where there is no terminal: no line is folded
 _COLOURS = {Level.GREEN: "green", Level.YELLOW: "yellow", Level.RED: "red"}
 _MATRIX = 16  # hosts up to which the ways are shown as a matrix
 # Where launchers say which of several nodes this is, and how many there are.
@@ -218,7 +218,7 @@ def job_of(
 
 def run(job: Job, wanted: Wanted) -> int:
     """Find the hosts, ask them, show what was found; returns the exit status."""
-    console = Console(stderr=wanted.as_json)
+    console = consoles.make(stderr=wanted.as_json)
     try:
         contexts = probe.secure(job)
     except ControlRefused as error:
@@ -245,7 +245,7 @@ def _end(report: Report, wanted: Wanted, console: Console) -> int:
     if wanted.as_json:
         print(json.dumps(report.as_data(), indent=2))
     else:
-        show(report, console if console.is_terminal else Console(width=WIDE))
+        show(report, console if console.is_terminal else consoles.for_tables())
     return RED if report.level > (Level.GREEN if wanted.strict else Level.YELLOW) else 0
 
 

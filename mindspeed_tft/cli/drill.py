@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from mindspeed_tft.cli import consoles
 from mindspeed_tft.cli.progress import listener_for
 from mindspeed_tft.faults import jobs, spec, verdict
 from mindspeed_tft.faults.imports import NONE, Imports
@@ -163,7 +164,7 @@ def command(
         check_files(json_file, keep)
     except SpecError as error:
         raise typer.BadParameter(str(error)) from error
-    console = Console()
+    console = consoles.make()
     with workspace(keep) as (work, cache):
         if tls:
             plan = dataclasses.replace(plan, tls_dir=str(certificates(work)))

@@ -15,6 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from mindspeed_tft.cli import consoles
 from mindspeed_tft.observe import explain, page
 from mindspeed_tft.observe.explain import NotAnIncident
 from mindspeed_tft.observe.words import clock, seconds, size, spans
@@ -67,7 +68,7 @@ def command(
         print(f"tftctl explain: no incident below {place.resolve()}: no file {_PATTERN} there, nor in tft_incidents",
               file=sys.stderr)  # fmt: skip
         raise typer.Exit(NOTHING)
-    console = Console() if sys.stdout.isatty() else Console(width=WIDE)
+    console = consoles.for_tables(WIDE)
     if listed:
         show_list(files, as_json, console)
         return

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
+from mindspeed_tft import yaml_files
 from mindspeed_tft.settings import Refused
 
 STRATEGIES = ("retry", "recover", "recover-in-place", "elastic-training", "dump", "exit")
@@ -60,7 +59,7 @@ def _one_of(*allowed: str) -> Callable[[str], str]:
 
 def _between(low: int, high: int) -> Callable[[str], str]:
     def check(value: str) -> str:
-        right = value.isascii() and value.isdigit() and low <= int(value) <= high
+        right = value.isascii() and value.isdigit() and len(value) < 10 and low <= int(value) <= high
         return "" if right else f"use a number from {low} to {high}"
 
     return check
@@ -130,15 +129,9 @@ def read(path: Path) -> JobFile:
         Refused: it cannot be read, or holds no job.
     """
     try:
-        found = [document for document in yaml.safe_load_all(path.read_text(encoding="utf-8")) if document]
-    except OSError as error:
-        raise Refused(
-            "--from-job", f"{path} cannot be read ({error.strerror})", "give the path of a job file"
-        ) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = getattr(error, "problem_mark", None)
-        line = f", line {where.line + 1}" if where is not None else ""
-        raise Refused("--from-job", f"{path} is not readable YAML{line}", "correct the file") from None
+        found = [document for document in yaml_files.load_all(path) if document]
+    except yaml_files.Unreadable as error:
+        raise Refused("--from-job", f"{path} {error.reason}", error.remedy) from None
     try:
         jobs = [each for each in found if isinstance(each, dict) and _templates(each)]
         if len(jobs) == 1:
@@ -172,7 +165,7 @@ def _of_job(job: Mapping[str, Any]) -> JobFile:
                 continue
             items.append(Item(where, name, value, rule.meaning))
             if remedy := rule.remedy(value):
-                refusals.append(Refused(f"{where} {name}", f"{value!r} means nothing", remedy))
+                refusals.append(Refused(f"{where} {name}", f"{yaml_files.shown(value)} means nothing", remedy))
     items += [Item("port", name, str(port), _port(name)) for name, port in sorted(ports.items())]
     framework = labels.get(
         "framework", "mindspore" if "Scheduler" in str((job.get("spec") or {}).keys()) else "pytorch"
@@ -278,4 +271,5 @@ def _together(
         if (policy := (template.get("spec") or {}).get("restartPolicy")) not in (None, "Never"):
             yield Refused("restartPolicy", f"{policy}: a pod would come back beside its replacement", "set it to Never")
     if ports.get("taskd-port", TASKD_PORT) != TASKD_PORT:
-        yield Refused("port taskd-port", f"{ports['taskd-port']} is not where others look", f"set it to {TASKD_PORT}")
+        given = yaml_files.shown(ports["taskd-port"])
+        yield Refused("port taskd-port", f"{given} is not where others look", f"set it to {TASKD_PORT}")

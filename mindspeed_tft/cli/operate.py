@@ -16,6 +16,7 @@ import typer
 from rich.console import Console
 from rich.live import Live
 
+from mindspeed_tft.cli import consoles
 from mindspeed_tft.cli import status as pages
 from mindspeed_tft.control import operator_client as found
 from mindspeed_tft.control.config import ControlRefused
@@ -102,7 +103,7 @@ def _fail(status: int, text: str, as_json: bool) -> None:
     if as_json:
         print(json.dumps({"ok": False, "text": text}))
     else:
-        Console(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
+        consoles.make(stderr=True).print(text, markup=False, highlight=False, soft_wrap=True)
     raise typer.Exit(status)
 
 
@@ -134,11 +135,11 @@ def status(
         elif as_json:
             print(json.dumps(look(), indent=1))
         else:
-            Console().print(pages.page(look(), ranks))
+            consoles.make().print(pages.page(look(), ranks))
 
 
 def _watch(look: Callable[[], dict[str, Any]], every: float, as_json: bool, ranks: bool) -> None:
-    console = Console()
+    console = consoles.make()
     try:
         if as_json or not console.is_terminal:
             while True:
@@ -229,7 +230,7 @@ def run(
     """Ask for something that takes its time, show how it gets on, and end with the exit status of the answer."""
     with _ending(as_json):
         way = client(job, controller, tls_dir)
-        console = Console(stderr=True)
+        console = consoles.make(stderr=True)
         try:
             with console.status(f"{kind}: asking") if console.is_terminal and not as_json else _silent():
                 reply = way.ask(kind, patience, _teller(console, kind, as_json), **{k: v for k, v in args.items() if v})
@@ -238,7 +239,7 @@ def run(
         if as_json:
             print(json.dumps(asdict(reply)))
         elif reply.ok:
-            Console().print(reply.text, markup=False, highlight=False, soft_wrap=True)
+            consoles.make().print(reply.text, markup=False, highlight=False, soft_wrap=True)
         else:
             console.print(f"{kind}: {reply.text}", markup=False, highlight=False, soft_wrap=True)
     if not reply.ok:

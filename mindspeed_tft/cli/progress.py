@@ -27,7 +27,7 @@ def _bars(console: Console) -> Progress:
         SpinnerColumn(finished_text="✓"),
         TextColumn("[bold]{task.fields[stage]:<10}"),
         BarColumn(bar_width=20),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),  # texts of faults are among it
         TimeElapsedColumn(),
         console=console,
     )

@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mindspeed_tft.cli import drill
+from mindspeed_tft.cli import consoles, drill
 from mindspeed_tft.cli.progress import listener_for
 from mindspeed_tft.faults import soak
 from mindspeed_tft.faults.plans import megatron_sources
@@ -57,7 +57,7 @@ def command(
         drill.check_files(json_file, keep)
     except SpecError as error:
         raise typer.BadParameter(str(error)) from error
-    console = Console()
+    console = consoles.make()
     console.print(f"soak: {faults} faults in {plan.steps} steps, --seed {seed}", highlight=False)
     with drill.workspace(keep) as (work, cache):
         with listener_for(console) as listener:

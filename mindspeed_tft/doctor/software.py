@@ -15,6 +15,7 @@ from mindspeed_tft.doctor.job import Job
 from mindspeed_tft.patches import groups
 from mindspeed_tft.recovery import launcher
 from mindspeed_tft.registry import version_of
+from mindspeed_tft.settings import Refused
 
 _MEGATRON = version_of("megatron", file="core/package_info.py", distribution="megatron-core")
 _TORCH = version_of("torch", file="version.py", distribution="torch")
@@ -150,6 +151,12 @@ def check_launcher(job: Job) -> Iterator[Finding]:
         )
         return
     patience = launcher.patience(words)
+    try:
+        job.settings.deadlines(patience, job.origin)
+    except Refused as refusal:
+        if job.on and not job.refusals:  # else it is said with the flags
+            yield red("launcher", f"{refusal.flag}: {refusal.reason}", refusal.remedy)
+            return
     if patience is not None and patience < job.settings.tft_deadline:
         yield yellow(
             "launcher",

@@ -179,7 +179,7 @@ class Process:
             for key in sorted(layer.keys() & _ELSEWHERE.keys()):
                 raise Refused(f"{key} ({name})", *_ELSEWHERE[key])
         found, origin = settings_module.build(layers)
-        for refusal in arguments.conflicts(found, origin):
+        for refusal in arguments.conflicts(found, origin, launcher.patience(launcher.words())):
             raise refusal
         return found
 

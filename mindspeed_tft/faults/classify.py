@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
+from mindspeed_tft import yaml_files
 
 KINDS: dict[str, str] = {
     "memory": "device memory failed: this rank's tensors may be damaged",
@@ -97,9 +97,9 @@ def load_rules(path: Path) -> tuple[Rule, ...]:
         RuleError: the file cannot be read, or holds something that is no rule.
     """
     try:
-        content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise RuleError(f"{path} cannot be read: {error}") from error
+        content = yaml_files.load(path)
+    except yaml_files.Unreadable as error:
+        raise RuleError(f"{path} {error.reason}") from error
     if content is None:
         return ()
     if not isinstance(content, list):
@@ -211,10 +211,10 @@ def _read_rule(entry: Any, where: str) -> Rule:
 def _compiled(pattern: str, where: str) -> re.Pattern[str]:
     try:
         compiled = re.compile(pattern, re.IGNORECASE)
-    except re.error as error:
-        raise RuleError(f"{where}: {pattern!r} is no regular expression: {error}") from error
+    except (re.error, OverflowError, RecursionError) as error:
+        raise RuleError(f"{where}: {yaml_files.shown(pattern)} is no regular expression: {error}") from error
     if compiled.search("") is not None:
-        raise RuleError(f"{where}: {pattern!r} fits every text; name the words of the fault")
+        raise RuleError(f"{where}: {yaml_files.shown(pattern)} fits every text; name the words of the fault")
     return compiled
 
 
@@ -222,5 +222,5 @@ def _known(word: str, known: Iterable[str], what: str) -> str:
     names = list(known)
     if word in names:
         return word
-    nearest = difflib.get_close_matches(word, names, n=1, cutoff=0.0)[0]
-    raise RuleError(f"{what} {word!r}; the nearest is {nearest!r} of {', '.join(names)}")
+    nearest = difflib.get_close_matches(word[:100], names, n=1, cutoff=0.0)[0]
+    raise RuleError(f"{what} {yaml_files.shown(word)}; the nearest is {nearest!r} of {', '.join(names)}")

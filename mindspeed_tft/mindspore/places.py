@@ -105,14 +105,7 @@ def deadlines(found: Settings, environ: Mapping[str, str]) -> Deadlines:
         Refused: settings that do not fit into each other, or not into that time.
     """
     patience = float(environ[PATIENCE]) if environ.get(LIFE) and environ.get(PATIENCE) else None
-    if patience is not None and found.tft_dump_seconds is not None and patience < found.tft_deadline:
-        raise Refused(
-            PATIENCE,
-            f"survivors of a fault are killed after {patience:g} s, and TTP_OT counts on tft_deadline"
-            f" {found.tft_deadline:g} s",
-            f"set it to more than {found.tft_deadline:g}, or leave TTP_OT out",
-        )
-    return found.deadlines(patience)
+    return found.deadlines(patience, waits=f"set {PATIENCE} to at least {{seconds}}")
 
 
 def launcher() -> list[str]:

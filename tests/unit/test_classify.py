@@ -175,7 +175,13 @@ def test_rules_of_the_user_come_first_and_know_their_platform(tmp_path: Path) ->
         ("- {pattern: '(', kind: link}", "no regular expression"),
         ("- {pattern: 'x*', kind: link}", "fits every text"),
         ("- {pattern: '', kind: link}", "fits every text"),
-        ("- [", "cannot be read"),
+        ("- [", "is not readable YAML: "),
+        ("- {pattern: x, pattern: y, kind: link}", "the key 'pattern' is there twice (line 1, column 16)"),
+        ("- !!int foo", "cannot be read as int (line 1, column 3)"),
+        ("- 2001-99-99", "rule 1 is a str"),
+        ("[" * 5000, "nested too deeply"),
+        ("- {pattern: 'x{99999999999}', kind: link}", "no regular expression"),
+        (f"- {{pattern: x, kind: {'y' * 100_000}}}", "unknown kind 'yyy"),
     ],
 )  # fmt: skip
 def test_what_is_no_rule_is_refused_with_what_would_be_right(tmp_path: Path, text: str, named: str) -> None:
@@ -183,6 +189,7 @@ def test_what_is_no_rule_is_refused_with_what_would_be_right(tmp_path: Path, tex
         load_rules(_rules(tmp_path, text))
     assert named in str(refused.value)
     assert "rules.yaml" in str(refused.value)
+    assert len(str(refused.value)) < 1000
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from dataclasses import fields
@@ -89,6 +90,34 @@ def test_the_tables_say_the_same() -> None:
         (["--", "--enable-worker-reboot"], {}, ["--enable-worker-reboot: it needs the master switch"]),
         ([], {"HIGH_AVAILABILITY": "dmup"}, ["HIGH_AVAILABILITY: unknown word 'dmup'"]),
         (["--tft-config", "dump"], {"TTP_OT": "110"}, ["TTP_OT: ", "--tft-deadline to at least 155."]),
+        (
+            ["--", "--enable-high-availablity"],
+            {},
+            ["--enable-high-availablity: there is no such flag. Remedy: did you mean --enable-high-availability."],
+        ),
+        (["--", "--enable_worker_reboot"], {}, ["--enable_worker_reboot: ", "did you mean --enable-worker-reboot."]),
+        (["--", "--no-tft-warm-stanby"], {}, ["did you mean --no-tft-warm-standby."]),
+        (["--", "--tft-dump-seconds", "3"], {}, ["--tft-dump-seconds: ", "set TTP_OT, or tft-dump-seconds in"]),
+        (["--", "--tft-zzzz"], {}, ["--tft-zzzz: ", "use one of --tft-config, --enable-high-availability, "]),
+        (["--tft-config", ""], {}, ["--tft-config: it is empty"]),
+        (["--", "--tft-config="], {}, ["--tft-config: it is empty"]),
+        (["--", "--enable-high-availability", "--tft-fault-rules", "/nonexistent"], {}, ["--tft-fault-rules: "]),
+        (
+            ["--patience", "30", "--", "--enable-high-availability"],
+            {"TTP_OT": "20"},
+            ["TTP_OT: a dump of 20 s does not fit: the launcher kills", "start with tftrun", "TTP_OT to at most 16."],
+        ),
+        (
+            [
+                "--patience=30",
+                "--tft-config=dump",
+                "--",
+                "--tft-clusterd=http://127.0.0.1:8899",
+                "--tft-clusterd-job=x",
+            ],
+            {"TTP_OT": "70"},
+            ["TTP_OT: a dump of 70 s", "27 s are left", "6.75 s for a decision of ClusterD"],
+        ),
         # several at once
         (
             ["--tft-config", "elastic", "--", "--tft-hang-seconds", "1"],
@@ -118,6 +147,41 @@ def test_refusals(
         if mode == ["--json"]:
             refused = json.loads(result.stdout)["refused"]
             assert refused and all(set(each) == {"flag", "reason", "remedy"} for each in refused)
+
+
+def test_flags_of_others_are_not_ours_misspelt() -> None:
+    words = ["--use-distributed-optimizer", "--distributed-backend", "nccl", "--num-distributed-optimizer-instances=2"]
+    result = tftctl("--check", "--tft-config", "recover", "--", *words, "--lr", "-1", "--enable-ft-package", "-x")
+    assert (result.exit_code, result.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("value", ["-5", "0", "nan", "inf"])
+def test_a_patience_that_is_no_time_is_refused(value: str) -> None:
+    result = tftctl("--check", "--tft-config", "dump", f"--patience={value}")
+    assert result.exit_code == 2 and "--patience" in result.stderr and "seconds above 0" in result.stderr
+
+
+def test_the_share_of_the_dump_follows_from_the_name_that_the_user_wrote(tmp_path: Path) -> None:
+    mine = tmp_path / "mine.yaml"
+    mine.write_text("enable-high-availability: true\ntft-dump-seconds: 50\n")
+    shown = {row["name"]: row for row in data("--tft-config", str(mine))["timeouts"]}
+    assert (shown["dump"]["seconds"], shown["dump"]["formula"]) == (50, "tft-dump-seconds")
+
+
+def test_words_between_colons_are_no_pictures() -> None:
+    result = tftctl("--", "--tft-clusterd-job", "training:train:")
+    assert re.search(r"--tft-clusterd-job +training:train: ", result.stdout)
+
+
+def test_every_console_shows_what_users_wrote(root: Path) -> None:
+    """rich makes pictures of `:train:` unless each console is told not to."""
+    places = 0
+    for path in [*(root / "mindspeed_tft").rglob("*.py"), *(root / "patches").glob("*.py")]:
+        for call in ast.walk(ast.parse(path.read_text())):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", getattr(call.func, "attr", "")) == "Console":
+                places += 1
+                assert "emoji" in {word.arg for word in call.keywords}, f"{path}:{call.lineno}"
+    assert places >= 2
 
 
 def test_check_says_nothing_when_all_is_well() -> None:

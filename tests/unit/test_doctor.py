@@ -235,6 +235,16 @@ def test_variables_that_contradict() -> None:
         software.check_flags(job("--enable-high-availability", "--distributed-backend", "hccl"))))  # fmt: skip
 
 
+def test_a_dump_that_the_launcher_would_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software.launcher, "words", lambda: ["torchrun", "x.py"])
+    monkeypatch.delenv(software.launcher.ENV_SHUTDOWN, raising=False)
+    told = levels(software.check_launcher(job("--enable-high-availability", environ={"TTP_OT": "20"})))
+    assert told[0].startswith("red TTP_OT: a dump of 20 s does not fit") and "start with tftrun" in told[0]
+    for words, environ in ((("--enable-high-availability",), {"TTP_OT": "16"}), ((), {"TTP_OT": "20"})):
+        told = levels(software.check_launcher(job(*words, environ=environ)))
+        assert told[0].startswith("yellow this torchrun kills the survivors of a fault after 30 s")
+
+
 def test_limits_of_this_host(tmp_path: Path) -> None:
     assert levels(system.check_shared_memory(tmp_path / "none"))[0].startswith("yellow")
     assert [text.partition(" ")[0] for text in levels(system.check_processes())] == ["green"]

@@ -78,7 +78,11 @@ def test_what_cannot_be_is_refused_with_the_remedy(
     ("text", "reason"),
     [
         ("kind: Service\n", "holds 0 jobs"),
-        ("a: [\n", "not readable YAML, line"),
+        ("a: [\n", r"not readable YAML: .*\(line 2"),
+        ("kind: Job\nkind: Job\n", r"the key 'kind' is there twice \(line 2"),
+        ("a: !!int foo\n", r"cannot be read as int \(line 1"),
+        ("[" * 5000, "nested too deeply"),
+        ("a: &a [*a]\n", "too long once its aliases are written out"),
         ("{spec: {template: {}}}\n---\n{spec: {template: {}}}\n", "holds 2 jobs"),
     ],
 )
@@ -104,7 +108,7 @@ def test_the_command(examples: Path, tmp_path: Path) -> None:
     trusted = ["config", "--from-job", str(tmp_path / "job.yaml"), "--check", "--", "--tft-insecure"]
     assert CliRunner().invoke(app, trusted).exit_code == 0
     missing = CliRunner().invoke(app, ["config", "--from-job", str(tmp_path / "none.yaml")])
-    assert missing.exit_code == 2 and "give the path of a job file" in missing.output
+    assert missing.exit_code == 2 and "give the path of a file" in missing.output
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 
 from mindspeed_tft.agent import tftrun
 from mindspeed_tft.recovery import launcher
+from mindspeed_tft.settings import Settings, build
 
 
 @pytest.mark.parametrize(
@@ -41,6 +42,41 @@ def test_patience_of_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert launcher.patience([]) is None
     monkeypatch.setenv(launcher.ENV_SHUTDOWN, "45")
     assert launcher.patience([*ours, "x.py"]) == 45
+
+
+def test_a_job_says_what_its_launcher_leaves_of_the_deadline(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mindspeed_tft import runtime
+
+    monkeypatch.delenv(launcher.ENV_SHUTDOWN, raising=False)
+    monkeypatch.setattr(launcher, "words", lambda: ["torchrun", "x.py"])
+    runtime._warn_of_patience(Settings())
+    assert "after 30 s, so all deadlines end before that, not at --tft-deadline 120" in capsys.readouterr().out
+    monkeypatch.setattr(launcher, "words", lambda: ["torchrun", "--shutdown-timeout", "5", "x.py"])
+    runtime._warn_of_patience(Settings())
+    told = capsys.readouterr().out
+    assert "all deadlines end before that" not in told, "the shortest deadline is longer"
+    assert "after 5 s, less than the 10 s" in told and "may be killed before they have saved" in told
+    monkeypatch.setattr(launcher, "words", lambda: ["tftrun", "x.py"])
+    runtime._warn_of_patience(Settings())
+    assert capsys.readouterr().out == ""
+
+
+def test_a_job_whose_dump_would_be_cut_off_is_refused_before_it_patches_anything(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from mindspeed_tft import runtime
+
+    monkeypatch.delenv(launcher.ENV_SHUTDOWN, raising=False)
+    monkeypatch.delenv("RANK", raising=False)
+    monkeypatch.setattr(launcher, "words", lambda: ["torchrun", "x.py"])
+    monkeypatch.setattr(runtime.REGISTRY, "activate", lambda *_: pytest.fail("patched"))
+    found, origin = build([("environment TTP_OT", {"tft_dump_seconds": 20}), ("flag", {"enable_worker_reboot": True})])
+    with pytest.raises(SystemExit) as left:
+        runtime.enable(found, origin)
+    assert left.value.code == 2 and runtime.settings() is None
+    assert "mindspeed_tft: error: TTP_OT: a dump of 20 s does not fit" in capsys.readouterr().err
 
 
 def test_tftrun_leaves_what_the_deadline_needs(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from mindspeed_tft.facade import mindio, shards, texts
 from mindspeed_tft.facade.gate import Gate
 from mindspeed_tft.facade.process import Process
 from mindspeed_tft.facade.words import NOT_SERVED, FacadeError, NotServed, RepairType, ReportState
+from mindspeed_tft.recovery import launcher
 from mindspeed_tft.settings import Refused
 
 if TYPE_CHECKING:
@@ -108,6 +109,14 @@ def test_a_setting_that_nothing_here_would_heed_is_refused(key: str, value: str,
     process = Process({"TFT_FACADE_CONFIG": str(tmp_path / "facade.yaml")})
     with pytest.raises(Refused, match=f"{key.replace('-', '_')}.*Remedy: leave it out"):
         process._settings()
+
+
+def test_a_dump_that_the_launcher_would_cut_off_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(launcher.ENV_SHUTDOWN, raising=False)
+    monkeypatch.setattr(launcher, "words", lambda: ["torchrun", "x.py"])
+    with pytest.raises(Refused, match=r"TTP_OT: a dump of 20 s does not fit: the launcher kills .*start with tftrun"):
+        Process({"TTP_OT": "20"})._settings()
+    assert Process({"TTP_OT": "16"})._settings().deadlines(30).dump == 16
 
 
 @pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in NAMES.items() for name in names])

@@ -94,8 +94,10 @@ def test_ranks_count_on_no_more_time_than_the_agent_gives_them() -> None:
     assert alone.stop + alone.dump + alone.exit == pytest.approx(600.0)
     assert below.stop + below.dump + below.exit < 150.0
     told = training.settle({"TTP_OT": "400"}, {"tft_deadline": 600.0}, switches.read({}))
-    with pytest.raises(Refused, match=r"TFT_MSRUN_PATIENCE.*killed after 150 s.*600"):
+    with pytest.raises(Refused, match=r"TTP_OT: .*after 150 s.*set TFT_MSRUN_PATIENCE to at least 603; or .*most 102"):
         places.deadlines(told, agent)
+    fits = training.settle({"TTP_OT": "100"}, {"tft_deadline": 600.0}, switches.read({}))
+    assert places.deadlines(fits, agent).dump == 100.0
 
 
 def test_hccl_moves_links_only_with_its_retry() -> None:

@@ -278,6 +278,23 @@ assert not {"megatron", "torch_npu", "mindspeed", "mindspeed_tft.adaptor"} & set
     processes.python(code)
 
 
+def test_the_adaptor_takes_the_platform_of_a_preset(tmp_path: Path, processes: Processes) -> None:
+    """What YAML names counts at the import already, as a flag does: here one that this machine has not."""
+    preset = tmp_path / "mine.yaml"
+    preset.write_text("tft-platform: npu\n")
+    code = f"""
+import sys, torch
+sys.argv[1:] = ["--tft-config", {str(preset)!r}]
+try:
+    import mindspeed_tft.adaptor
+except SystemExit as left:
+    assert left.code == 2
+else:
+    raise AssertionError("not refused")
+"""
+    processes.python(code)
+
+
 MEGATRON = {
     "__init__.py": "import torch\nmapped = torch.cuda.is_available()",
     "core/__init__.py": "",

@@ -214,6 +214,14 @@ def test_high_availability_words_are_stripped_and_imply_the_dump() -> None:
         (ON, MINDCLUSTER, "--tft-clusterd", "--tft-clusterd none"),
         ([], {"MINDIO_WAIT_MINDX_TIME": "0"}, "--tft-clusterd-wait", "--help"),
         (["--tft-config", "no-such-preset"], {}, "--tft-config", "cpu-demo"),
+        (["--tft-config", ""], {}, "--tft-config", "leave it out"),
+        (["--tft-config="], {}, "--tft-config", "leave it out"),
+        (["--tft-config", " "], {}, "--tft-config", "leave it out"),
+        (["--tft-incident-dir", ""], {}, "--tft-incident-dir", "leave it out"),
+        (["--tft-tls-dir="], {}, "--tft-tls-dir", "leave it out"),
+        ([], {"TTP_ADDR": " "}, "TTP_ADDR", "leave it out"),
+        ([], {"HIGH_AVAILABILITY": " , "}, "HIGH_AVAILABILITY", "dump, retry and recover"),
+        ([*ON, "--tft-fault-rules", "/nonexistent"], {}, "--tft-fault-rules", "correct the file"),
     ],
 )
 def test_refusals_name_flag_and_remedy(words: list[str], environ: dict[str, str], flag: str, remedy: str) -> None:
@@ -236,13 +244,52 @@ def test_refusals_name_flag_and_remedy(words: list[str], environ: dict[str, str]
         ("tft-hang-seconds: .nan", "--tft-hang-seconds: .*finite"),
         ("tft-deadline:", "--tft-deadline"),
         ("tft-platform: tpu", "--tft-platform: .*'auto', 'cpu', 'cuda' or 'npu'"),
+        ("tft-deadline: 60\ntft-insecure: true\ntft-deadline: 600", r"the key 'tft-deadline' is there twice \(line 3"),
+        ("tft-deadline: 0123", "--tft-deadline: .*leading zero may be octal .*'0123' from file .*plain decimal"),
+        ("tft-deadline: 1:30", "--tft-deadline: .*minutes and seconds .*'1:30'.*plain decimal"),
+        ("optimizer-replica-num: 1:30", "--optimizer-replica-num: .*minutes and seconds"),
+        ("tft-deadline: 2001-99-99", "--tft-deadline: .*got '2001-99-99'"),
+        ("tft-deadline: !!timestamp 2001-99-99", r"cannot be read as timestamp \(line 1, column 15\)"),
+        (f"tft-deadline: {'9' * 5000}", r"cannot be read as int \(line 1"),
+        ("tft-deadline: !!int foo", r"cannot be read as int \(line 1"),
+        ("[" * 5000, "nested too deeply"),
+        ("tft-deadline: \0", "character 15 is not allowed"),
+        ("a: &a [*a]", "too long once its aliases are written out"),
+        (f"tft-deadline: {'x' * 100_000}", "--tft-deadline: .*got 'xxx"),
+        (f"tft-deadline: [{'x, ' * 5000}]", "--tft-deadline: .*got \\['x'"),
+        (f"{'x' * 900}: 1", "unknown key 'xxx"),
+        ("tft-deadline: &a [x, x]\n--- 1", "several documents"),
     ],
 )
 def test_bad_yaml_is_refused(tmp_path: Path, text: str, expected: str) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(text)
-    with pytest.raises(Refused, match=expected):
+    with pytest.raises(Refused, match=expected) as refused:
         resolve(["--tft-config", str(path)])
+    assert len(str(refused.value)) < 1500, "what is quoted may be of any size"
+
+
+def test_an_alias_that_grows_is_refused_before_it_has_grown(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.yaml"
+    lines = ["a: &a [x, x, x, x, x, x, x, x, x, x]"]
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True):
+        lines.append(f"{name}: &{name} [{', '.join([f'*{before}'] * 10)}]")
+    path.write_text("\n".join(lines))
+    with pytest.raises(Refused, match="too long once its aliases are written out"):
+        resolve(["--tft-config", str(path)])
+
+
+def test_yaml_keys_that_are_merged_may_be_overridden(tmp_path: Path) -> None:
+    path = tmp_path / "merged.yaml"
+    path.write_text("<<: {tft-deadline: 60, tft-insecure: true}\ntft-deadline: 0x50\ntft-clusterd-job: 0123\n")
+    values = settings.load_yaml(str(path), tmp_path)[1]
+    assert values == {"tft_deadline": 80, "tft_insecure": True, "tft_clusterd_job": "0123"}
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(Refused, match=r"^--tft-config: 'xxx.*cannot be looked for .*use one of cpu-demo") as refused:
+        resolve(["--tft-config", "x" * 300])
+    assert len(str(refused.value)) < 500
 
 
 def test_what_is_no_yaml_is_placed_but_not_quoted(tmp_path: Path) -> None:
@@ -340,6 +387,132 @@ def test_a_launcher_that_kills_earlier_shortens_every_deadline() -> None:
     assert found.stop + found.dump + found.exit == pytest.approx(27)
     assert 2 * found.order <= found.dump  # a second attempt fits
     assert settings.Settings(tft_deadline=20).deadlines(patience=30) == settings.Settings(tft_deadline=20).deadlines()
+
+
+@given(st.floats(10, 86400), st.floats(0.01, 80000), st.floats(1, 90000), st.booleans(), st.floats(0.5, 3600))
+def test_ttp_ot_fits_into_the_launchers_patience_or_is_refused_with_remedies_that_work(
+    total: float, dump: float, patience: float, asks: bool, wait: float
+) -> None:
+    """Survivors must not be killed before the dump that TTP_OT gives time for."""
+    chosen = settings.Settings(
+        tft_deadline=total, tft_dump_seconds=dump, tft_clusterd="http://x" if asks else None, tft_clusterd_wait=wait
+    )
+
+    def check(each: settings.Settings, patience: float) -> None:
+        found = each.deadlines(patience)
+        assert found.dump == each.tft_dump_seconds
+        assert found.consult + found.stop + found.dump + found.exit <= max(10.0, patience - 3) + 1e-9
+
+    try:
+        check(chosen, patience)
+        return
+    except Refused as refusal:
+        assert refusal.flag == "TTP_OT"
+        reason, remedy = refusal.reason, refusal.remedy
+    if "two heartbeats" in reason:
+        return
+    if at_most := re.search(r"set TTP_OT to at most (\d+)", remedy):
+        check(chosen.model_copy(update={"tft_dump_seconds": float(at_most[1])}), patience)
+    longer = re.search(r"--shutdown-timeout to at least (\d+)", remedy)
+    deadline = re.search(r"--tft-deadline to (?:at least )?(\d+)", remedy)
+    if longer or deadline:  # else no launcher may wait for so long
+        more = chosen.model_copy(update={"tft_deadline": float(deadline[1]) if deadline else total})
+        check(more, float(longer[1]) if longer else patience)
+    assert at_most
+
+
+def test_a_launcher_that_kills_before_the_dump_that_ttp_ot_asks_for_is_refused() -> None:
+    """What users of MindIO bring along: TTP_OT, and torchrun, which waits for 30 s."""
+    found, origin = resolve(ON, {"TTP_OT": "20"})
+    with pytest.raises(Refused) as caught:
+        found.deadlines(30, origin)
+    assert caught.value.flag == "TTP_OT"
+    assert "a dump of 20 s does not fit: the launcher kills the survivors of a fault after 30 s" in caught.value.reason
+    assert "27 s are left for everything, of which 6.75 s for stopping" in caught.value.reason
+    for word in ("tftrun", "--logs-specs mindspeed_tft", "--shutdown-timeout to at least 123", "TTP_OT to at most 16"):
+        assert word in caught.value.remedy
+    assert [refusal.flag for refusal in arguments.conflicts(found, origin, 30)] == ["TTP_OT"]
+    assert not list(arguments.conflicts(found, origin))
+    found, _ = resolve(ON, {"TTP_OT": "16"})
+    assert found.deadlines(30).dump == 16 and found.deadline(30) == 27
+
+
+def test_a_share_of_the_dump_is_named_as_the_user_wrote_it(tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text("enable-high-availability: true\ntft-dump-seconds: 200\n")
+    with pytest.raises(Refused, match=r"^tft-dump-seconds: .*set tft-dump-seconds to at most 75") as caught:
+        resolve(["--tft-config", str(file)])
+    assert "TTP_OT" not in str(caught.value)
+    with pytest.raises(Refused, match=r"^TTP_OT: .*set TTP_OT to at most 75"):
+        resolve(["--tft-config", str(file)], {"TTP_OT": "100"})
+    file.write_text("tft-dump-seconds: -1\n")
+    with pytest.raises(Refused, match=r"^tft-dump-seconds: .*greater than 0"):
+        resolve(["--tft-config", str(file)])
+
+
+def test_replicas_and_none_of_them_from_one_place_are_refused(tmp_path: Path) -> None:
+    none = ["--enable-high-availability", "--enable-hbmfault-repair", "--distributed-optimizer-no-replica"]
+    with pytest.raises(Refused, match=r"^--optimizer-replica-num: 3 contradicts .*from the command line.* one of them"):
+        resolve([*none, "--optimizer-replica-num", "3"])
+    file = tmp_path / "mine.yaml"
+    file.write_text("optimizer-replica-num: 3\n")
+    assert resolve([*none, "--tft-config", str(file)])[0].replicas == 1, "the command line has the last word"
+    lines = ["enable-high-availability", "enable-hbmfault-repair", "distributed-optimizer-no-replica"]
+    file.write_text("".join(f"{line}: true\n" for line in lines) + "optimizer-replica-num: 3\n")
+    with pytest.raises(Refused, match=r"^--optimizer-replica-num: 3 contradicts .*both from file"):
+        resolve(["--tft-config", str(file)])
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ("TTP_OT", "Remedy: write tft-dump-seconds."),
+        ("TTP_ADDR", "Remedy: write tft-controller-address."),
+        ("MINDIO_WAIT_MINDX_TIME", "Remedy: write tft-clusterd-wait."),
+        ("HIGH_AVAILABILITY", "Remedy: write 'enable-high-availability: true'"),
+        ("tft-config", "Remedy: a file cannot name another one"),
+        ("tft_config", "Remedy: a file cannot name another one"),
+        ("--tft-deadline", "Remedy: did you mean tft-deadline."),
+        ("optimizer_replicas_num", "Remedy: did you mean optimizer-replica-num."),
+        ("learning-rate", "Remedy: use one of enable-high-availability, "),
+    ],
+)
+def test_an_unknown_key_has_the_remedy_that_was_meant(tmp_path: Path, key: str, remedy: str) -> None:
+    file = tmp_path / "mine.yaml"
+    file.write_text(f"{key}: 20\n")
+    with pytest.raises(Refused) as refused:
+        resolve(["--tft-config", str(file)])
+    assert f"has an unknown key '{key}'" in refused.value.reason and remedy in str(refused.value)
+
+
+def test_the_platform_is_known_before_megatron_parses(tmp_path: Path) -> None:
+    """The adaptor takes the platform that the settings will name, wherever they name it."""
+    file = tmp_path / "mine.yaml"
+    file.write_text("tft-platform: npu\n")
+    for words in (
+        [],
+        ["--micro-batch-size", "2", "-x"],
+        ["--tft-platform", "cuda"],
+        ["--tft-platform=cuda", "--tft-platform=cpu"],
+        ["--tft-config", "cpu-demo"],
+        ["--tft-config=dump"],
+        [f"--tft-config={file}", "--seed", "1"],
+        ["--tft-config", str(file), "--tft-platform", "cuda"],
+        ["--tft-platform", "auto", "--tft-config", str(file)],
+    ):
+        parser = argparse.ArgumentParser(allow_abbrev=False)
+        arguments.add_flags(parser)
+        settled, _ = arguments.collect(parser.parse_known_args(words)[0], {})
+        assert arguments.early_platform(words) == settled.tft_platform
+    assert arguments.early_platform(["--tft-config", str(file)]) == "npu"
+    assert arguments.early_platform(["--tft-platform"]) == "auto", "Megatron's parser refuses it"
+    for words, flag in (
+        (["--tft-config", ""], "--tft-config"),
+        (["--tft-config", "no-such"], "--tft-config"),
+        (["--tft-platform", "tpu"], "--tft-platform"),
+    ):
+        with pytest.raises(Refused, match=f"^{flag}: "):
+            arguments.early_platform(words)
 
 
 def test_flags_are_added_only_if_absent() -> None:
