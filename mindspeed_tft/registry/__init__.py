@@ -9,8 +9,10 @@ and the sources of versions are told to it by the modules in `patches/`.
 
 What it cannot do: a reference to a target that was taken out of its module or class (a closure, a default, an attribute
 of an object) before the patch landed stays what it was, as with every patcher. One that was taken after, and that
-outlives a change of the target by somebody else, calls straight through. And a call that is under way when its target
-is patched goes on without the patch.
+outlives a change of the target by somebody else, calls straight through; `verify` tells of those that are names of
+modules. A call that is under way when its target is patched goes on without the patch. And that wrappers run once a
+call, also where somebody kept the original in a module and calls it from over us, holds on one thread: handed to
+another thread, the original runs them again.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ A wrapper that does not say what it wraps (`functools.wraps` does, in `__wrapped
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
 from collections.abc import Iterator
 from types import CodeType, FunctionType
@@ -15,10 +16,11 @@ import wrapt  # type: ignore[import-untyped, unused-ignore]
 
 from mindspeed_tft.registry.proxies import Proxy
 from mindspeed_tft.registry.sources import Place, Sources
-from mindspeed_tft.registry.targets import Target, Unfit, describe
+from mindspeed_tft.registry.targets import ABSENT, Target, Unfit, describe
 
 _OURS = __name__.partition(".")[0]
 _PROXIES = (wrapt.ObjectProxy, wrapt.FunctionWrapper)
+_FUNCTIONS = (FunctionType, functools.partial, *_PROXIES)
 
 
 def strangers(target: Target, raw: Any, sources: Sources) -> tuple[str, ...]:
@@ -26,30 +28,47 @@ def strangers(target: Target, raw: Any, sources: Sources) -> tuple[str, ...]:
 
     Decorators in the package's sources are its own doing, wherever they are from.
     """
-    foreign = [layer for layer in _layers(raw) if _top(layer) not in (target.host, _OURS)]
+    foreign = [layer for layer in layers(raw) if _top(layer) not in (target.host, _OURS)]
     if not foreign:
         return ()
     try:
         known = _packages(sources.find(target))
-    except (Unfit, OSError, SyntaxError):
+    except Unfit:
         known = set()  # no sources to compare with: better one name too many
     return tuple(_name(layer) for layer in foreign if _top(layer) not in known)
 
 
 def outermost(raw: Any) -> str:
     """The name of what lies on top, by the code that it runs."""
-    layer = next(_layers(raw), None)
+    layer = next(layers(raw), None)
     return describe(raw) if layer is None or isinstance(layer, type) else f"{_home(layer)}.{_label(layer)}"
 
 
-def _layers(raw: Any) -> Iterator[Any]:
+def leads_around(held: Any, raw: Any) -> bool:
+    """Whether who calls `held` comes to the innermost function of `raw`, what lies beneath us, but not through us."""
+    # Other objects may answer to any name, with a new object each time.
+    if not (issubclass(type(held), _FUNCTIONS) or inspect.getattr_static(held, "__wrapped__", None) is not None):
+        return False
+    chain = list(_chain(held))
+    if any(type(layer) is Proxy and layer._self_chain.links for layer in chain):
+        return False
+    return next(reversed(chain), None) is next(reversed(list(layers(raw))), ABSENT)
+
+
+def layers(raw: Any) -> Iterator[Any]:
     """The functions that are called one by the other, outermost first, without our own proxies."""
+    return (layer for layer in _chain(raw) if type(layer) is not Proxy)
+
+
+def _chain(raw: Any) -> Iterator[Any]:
     seen: set[int] = set()
     while raw is not None and id(raw) not in seen:
         seen.add(id(raw))
         # By type(), because a proxy claims to be of the class that it stands for.
         if issubclass(type(raw), _PROXIES):
-            if type(raw) is not Proxy and getattr(raw, "_self_wrapper", None) is not None:
+            if type(raw) is Proxy:
+                yield raw
+            elif getattr(raw, "_self_wrapper", None) is not None:
                 yield raw._self_wrapper
             raw = raw.__wrapped__
         elif isinstance(raw, (staticmethod, classmethod)):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pkgutil
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -17,15 +18,32 @@ Wrapper = Callable[[Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], A
 
 
 class Chain:
-    """What a proxy calls: the wrappers of its target, outermost first; none, and the proxy is transparent."""
+    """What a proxy calls: the wrappers of its target, outermost first; none, and the proxy is transparent.
 
-    __slots__ = ("links",)
+    Where several proxies of one target lie over one another, because somebody patched it in between, a call that goes
+    down through them is one call, and only the first that it comes to runs the wrappers.
+    """
 
-    def __init__(self, links: tuple[Wrapper, ...]) -> None:
-        self.links = links
+    __slots__ = ("calls", "links", "rank")
+
+    def __init__(self, links: tuple[Wrapper, ...], rank: int = 0, calls: threading.local | None = None) -> None:
+        """`rank`: a proxy of a higher one lies further out. `calls`: shared by all proxies of a target; None: one lies
+        there alone."""
+        self.links, self.rank, self.calls = links, rank, calls
 
     def __call__(self, wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return _run(self.links, wrapped, instance, args, kwargs)
+        # A retired proxy leaves no mark: it may lie over a live one, which is then the first of the call.
+        if self.calls is None or not self.links:
+            return _run(self.links, wrapped, instance, args, kwargs)
+        above = getattr(self.calls, "rank", None)
+        # A call never climbs: one that comes to the same rank again, or to a higher one, is the function calling
+        # itself, and that goes through the wrappers like any other.
+        links = self.links if above is None or self.rank >= above else ()
+        self.calls.rank = self.rank
+        try:
+            return _run(links, wrapped, instance, args, kwargs)
+        finally:
+            self.calls.rank = above
 
 
 def _run(links: tuple[Wrapper, ...], wrapped: Any, instance: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -105,6 +123,13 @@ def replacing(function: Callable[..., Any], binds: bool) -> Wrapper:
         return function(instance, *args, **kwargs) if binds else function(*args, **kwargs)
 
     return replaced
+
+
+def beneath(raw: Any) -> Any:
+    """What lies under proxies of ours that only pass through."""
+    while type(raw) is Proxy and not raw._self_chain.links:
+        raw = raw.__wrapped__
+    return raw
 
 
 def retire(proxy: Proxy) -> None:

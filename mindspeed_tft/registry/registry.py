@@ -183,27 +183,33 @@ class Registry:
     def activate(self, group: str) -> None:
         """Apply a group: each patch at once if its module is imported, else when it will be. Imports nothing.
 
-        Raises when a patch is already known not to fit; then none of the group is applied.
+        Raises when a patch is already known not to fit; then none of the group is applied, and `list` and `survey` tell
+        why until the next try.
         """
         with self._lock:
             entries = self._of(group)
             for entry in entries:
-                entry.active, entry.undone, entry.conflict = True, False, ""
+                entry.active, entry.undone, entry.conflict, entry.refused = True, False, "", None
                 self._watch(entry)
             self._settle(quiet=True)
             problems = self._problems(entries, waiting=False)
             if problems:
                 refusal = self._refusal(group, problems)
+                because = f"group {group!r} was refused because of {', '.join(entry.name for entry in problems)}"
+                reasons = {entry.number: entry.reason for entry in problems}
                 self._withdraw(entries)
                 for entry in entries:
+                    reason = reasons.get(entry.number)
                     entry.undone = False
+                    entry.refused = ("waiting", because) if reason is None else ("missing", reason)
                 raise refusal
 
     def verify(self, group: str) -> tuple[Row, ...]:
         """Make sure that every patch of a group is in place and outermost, once everything should be imported.
 
         Returns the patches whose targets somebody else has patched as well, and logs who, by name: they go on working
-        beneath ours, but nobody has proved the two together. Packages that are left alone count as known.
+        beneath ours, but nobody has proved the two together. Packages that are left alone count as known. Returned and
+        logged are those patches, too, that are in conflict: a name in some module leads to the target and not to them.
 
         Raises one error that lists every target that is missing, of another version, or never imported.
         """
@@ -463,16 +469,21 @@ class Registry:
         return [e for e in entries if bad(e) and e.absence(self._version) == "error" and e.one_of not in served]
 
     def _shared(self, entries: Iterable[Entry]) -> tuple[Row, ...]:
-        """The entries whose targets somebody else has patched too."""
+        """The entries whose targets somebody else has patched too, or calls past our patch."""
         sources, shared = Sources(), []
+        bypasses = self._slots.bypasses(self._slots.all)
         for entry in entries:
             slot = entry.slot
             if slot is None:
                 continue
+            slot.bypasses = bypasses.get(id(slot), ())
+            if slot.bypasses:
+                LOG.warning("the patch of %s (%s) is not everywhere: %s", slot.target, entry.origin, slot.around())
             slot.others = strangers(slot.target, slot.found.raw, sources)
+            if slot.others or slot.bypasses:
+                shared.append(self._row(entry))
             if not slot.others:
                 continue
-            shared.append(self._row(entry))
             known = all(name.partition(".")[0] in self._slots.left_alone for name in slot.others)
             LOG.log(
                 logging.INFO if known else logging.WARNING,

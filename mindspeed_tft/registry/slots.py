@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from mindspeed_tft.registry.layers import outermost
-from mindspeed_tft.registry.proxies import Chain, Proxy, Wrapper, replacing, retire
+from mindspeed_tft.registry.layers import layers, leads_around, outermost
+from mindspeed_tft.registry.proxies import Chain, Proxy, Wrapper, beneath, replacing, retire
 from mindspeed_tft.registry.targets import ABSENT, Found, Target, Unfit, find
 from mindspeed_tft.registry.versions import fits
 
@@ -66,6 +67,7 @@ class Entry:
     reason: str = ""  # why no target was taken
     final: bool = False  # no further import can change `reason`
     conflict: str = ""  # what was left over by an undo
+    refused: tuple[State, str] | None = None  # state and reason, since its group was refused
 
     @property
     def rank(self) -> tuple[bool, int, int]:
@@ -104,6 +106,8 @@ class Entry:
             return "conflict", self.conflict
         if self.undone:
             return "undone", ""
+        if self.refused:
+            return self.refused
         if not self.active:
             return "waiting", f"group {self.group!r} is not active"
         if slot is None:
@@ -113,6 +117,8 @@ class Entry:
         if not slot.in_place():
             there = "nothing" if slot.current is ABSENT else outermost(slot.current)
             return "conflict", f"{there} was put over ours; verify or reassert puts ours on top again"
+        if slot.bypasses:
+            return "conflict", slot.around()
         return "applied", f"over {slot.covered}, which was put over ours before" if slot.covered else ""
 
 
@@ -128,9 +134,12 @@ class Slot:
     # us and did not follow its names elsewhere: what went through us goes on going through us.
     branches: list[Proxy] = field(default_factory=list)
     names: list[tuple[dict[str, Any], str, Proxy]] = field(default_factory=list)  # names elsewhere, while lifted
+    calls: threading.local | None = None  # which of the proxies a call has come through; see Chain
     lifted: bool = False
-    covered: str = ""  # who was put over us
+    covered: str = ""  # who was put over us, and lies beneath us or in our place
+    bare: Any = ABSENT  # what lay in the owner itself when nobody had been put over us
     others: tuple[str, ...] = ()  # who else has patched the target
+    bypasses: tuple[str, ...] = ()  # names elsewhere through which the target is called without us
 
     @property
     def current(self) -> Any:
@@ -161,7 +170,46 @@ class Slot:
         return [*self.branches, *([self.proxy] if self.proxy is not None else [])]
 
     def new_proxy(self, base: Any) -> Proxy:
-        return Proxy(base, Chain(self.links()), self.target)
+        """One over all that were there before."""
+        rank = 1 + max((proxy._self_chain.rank for proxy in self.proxies()), default=0)
+        return Proxy(base, Chain(self.links(), rank, self.calls), self.target)
+
+    def branch(self, old: Proxy) -> Proxy:
+        """One for the names that went through `old`, beneath which their object still lies.
+
+        Whoever patched over us may keep the original under such a name and call it, so this proxy and the one on the
+        target must know of each other.
+        """
+        self.calls = self.calls or threading.local()
+        made = Proxy(old.__wrapped__, Chain(self.links(), old._self_chain.rank), self.target)
+        self.branches.append(made)
+        for proxy in self.proxies():
+            proxy._self_chain.calls = self.calls
+        return made
+
+    def around(self) -> str:
+        """What `bypasses` means to a user."""
+        return (
+            f"who calls {' or '.join(self.bypasses)} gets the target without our patch: somebody else patched one of"
+            f" the two before us. Remedy: import the plugin before what does that, or have it patch {self.target}"
+            " and every name of it"
+        )
+
+    def cover(self) -> str:
+        """The name of what lies in our place, if that may hold us."""
+        there = beneath(self.current)
+        if there is self.bare or any(there is proxy for proxy in self.proxies()):
+            return ""
+        return "nothing" if there is ABSENT else outermost(there)
+
+    def settle(self, found: Found) -> None:
+        """`found` is what lies beneath us from now on."""
+        there = found.raw if found.own else ABSENT
+        if there is self.bare or found.owner is not self.found.owner:
+            self.covered = ""  # whoever was over us has put back what he found
+        if not self.covered:
+            self.bare = there
+        self.found, self.lifted = found, False
 
     def put(self, value: Any) -> None:
         """Bind the target itself; ABSENT gives it back to the base class."""
@@ -172,6 +220,11 @@ class Slot:
             delattr(owner, leaf)
         else:
             setattr(owner, leaf, value)
+
+
+def _patches_with(names: dict[str, Any], raw: Any) -> bool:
+    """Whether a module's code is one of the layers of `raw`: what it holds of the target it calls from beneath us."""
+    return any(getattr(layer, "__globals__", None) is names for layer in layers(raw))
 
 
 def _modules() -> Iterator[tuple[str, dict[str, Any]]]:
@@ -210,11 +263,12 @@ class Slots:
         for slot in loose:
             try:
                 found = find(slot.target)
+                found = replace(found, raw=beneath(found.raw))  # others may have put an old proxy of ours back
             except Unfit as unfit:
                 self._lose(slot, str(unfit))
                 continue
             old, was = slot.proxy, slot.found
-            slot.found, slot.lifted = found, False
+            slot.settle(found)
             unchanged = found.owner is was.owner and found.own == was.own and found.raw is was.raw
             if old is None or not unchanged:
                 # A new one, and the old one passes through: who took it for the original calls it from beneath us now.
@@ -234,10 +288,7 @@ class Slots:
             base = proxy.__wrapped__
             if names.get(key, ABSENT) is base:
                 live = next((known for known in reversed(slot.proxies()) if known.__wrapped__ is base), None)
-                if live is None:
-                    live = slot.new_proxy(base)
-                    slot.branches.append(live)
-                names[key] = live
+                names[key] = slot.branch(proxy) if live is None else live
         slot.names = []
 
     def _rebind(self, slots: Mapping[int, Slot]) -> None:
@@ -258,6 +309,26 @@ class Slots:
                 if key == leaf or getattr(value, "__name__", None) == leaf:
                     names[key] = slot.proxy
 
+    def bypasses(self, slots: Iterable[Slot]) -> dict[int, tuple[str, ...]]:
+        """By the id of each slot: names of its target in other modules that lead to it and not through us.
+
+        Somebody wrapped such a name before we came, or kept what we have left since. Only told where the wrapper says
+        what it wraps, and for names like the target's: under another one an object may well be somebody's own.
+        """
+        by_leaf: dict[str, list[Slot]] = {}
+        for slot in slots:
+            if slot.aliased and not slot.lifted:
+                by_leaf.setdefault(slot.found.leaf, []).append(slot)
+        found: dict[int, tuple[str, ...]] = {}
+        for module, names in _modules():
+            if module.partition(".")[0] in self.left_alone:
+                continue
+            for leaf in names.keys() & by_leaf.keys():
+                for slot in by_leaf[leaf]:
+                    if leads_around(names.get(leaf), slot.found.raw) and not _patches_with(names, slot.found.raw):
+                        found[id(slot)] = (*found.get(id(slot), ()), f"{module}.{leaf}")
+        return found
+
     def lift(self, slots: Iterable[Slot]) -> None:
         """Take the proxies of `slots` off, everywhere."""
         slots = [slot for slot in slots if not slot.lifted]
@@ -265,10 +336,14 @@ class Slots:
         for slot in slots:
             slot.lifted = True
             current = slot.current
-            if current is slot.proxy and slot.proxy is not None:
+            if slot.proxy is None:
+                continue
+            if current is slot.proxy:
                 slot.put(slot.found.raw if slot.found.own else ABSENT)
-            elif slot.proxy is not None and current is not (slot.found.raw if slot.found.own else ABSENT):
-                slot.covered = outermost(current) if current is not ABSENT else "nothing"
+            else:
+                slot.covered = slot.cover()
+                if beneath(current) is not current:
+                    slot.put(beneath(current))
             if slot.aliased:
                 by_proxy.update({id(proxy): slot for proxy in slot.proxies()})
         if not by_proxy:

@@ -193,7 +193,10 @@ class Sources:
     def _module(self, name: str) -> _Module | None:
         if name not in self._modules:
             file = _file_of(name, self._folders)
-            self._modules[name] = None if file is None else _Module(name, file)
+            try:
+                self._modules[name] = None if file is None else _Module(name, file)
+            except (OSError, SyntaxError, ValueError) as error:
+                raise Unfit(f"{file} cannot be read: {error}") from error
         return self._modules[name]
 
 

@@ -32,12 +32,13 @@ def _may_miss(entry: Entry, served: set[tuple[str, str]], version: Version) -> b
 def _survey(entry: Entry, sources: Sources, version: Version) -> Row:
     row = entry.row(version)
     places, reasons = _look(entry, sources, version)
-    if entry.active:
+    if entry.active or row.state == "missing":  # missing: found so when the group was to be activated
         taken = next((str(place) for target, place in places if target == entry.target), "")
         return dataclasses.replace(row, place=taken)
     if places:
         target, place = places[0]
-        return dataclasses.replace(row, target=str(target), state="declared", detail="", place=str(place))
+        row = row if entry.refused else dataclasses.replace(row, state="declared", detail="")
+        return dataclasses.replace(row, target=str(target), place=str(place))
     absent = {target.host for target in entry.targets if not sources.has(target.host)}
     if absent:
         return dataclasses.replace(row, state="declared", detail=f"{' and '.join(sorted(absent))}: not installed")

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from mindspeed_tft.registry.targets import PatchError
+
 
 def version_of(package: str, file: str = "", distribution: str = "") -> Callable[[], str | None]:
     """A function that tells the version of `package` without importing it (None: the package is not there).
@@ -50,9 +52,17 @@ def folders_of(package: str) -> Iterable[str]:
 
 
 def version_in(source: Path) -> str | None:
-    """The version that a source file assigns; see `version_of`."""
+    """The version that a source file assigns; see `version_of`.
+
+    Raises:
+        PatchError: it cannot be read.
+    """
     values: dict[str, Any] = {}
-    for node in ast.parse(source.read_text(encoding="utf-8"), filename=str(source)).body:
+    try:
+        body = ast.parse(source.read_bytes(), filename=str(source)).body
+    except (OSError, SyntaxError, ValueError) as error:
+        raise PatchError(f"the version in {source} cannot be read: {error}. Remedy: mend that file.") from error
+    for node in body:
         if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant):
             values.update({name.id: node.value.value for name in node.targets if isinstance(name, ast.Name)})
     numbers = [values.get(name) for name in ("MAJOR", "MINOR", "PATCH")]

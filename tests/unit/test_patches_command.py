@@ -6,6 +6,7 @@ import functools
 import importlib
 import json
 import logging
+import os
 import subprocess
 import sys
 import textwrap
@@ -18,14 +19,26 @@ import wrapt
 
 from mindspeed_tft.registry import PatchError, Registry, Sources
 from mindspeed_tft.registry.targets import Target, Unfit
+from mindspeed_tft.registry.versions import version_in
 
 HA = "high-availability"
 
 
-def tftctl(*words: str) -> subprocess.CompletedProcess[str]:
+def tftctl(*words: str, path: Path | None = None) -> subprocess.CompletedProcess[str]:
     """In a process of its own: the command declares and activates in the registry of its process."""
     command = [Path(sys.executable).with_name("tftctl"), "patches", *words]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(path)} if path else None
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A Megatron with next to nothing in it."""
+    for part in ("core", "training"):
+        (tmp_path / "megatron" / part).mkdir(parents=True)
+        (tmp_path / "megatron" / part / "__init__.py").touch()
+    (tmp_path / "megatron" / "core" / "package_info.py").write_text("MAJOR = 0\nMINOR = 19\nPATCH = 7\n")
+    return tmp_path
 
 
 # --------------------------------------------------------------------------------------------- the command
@@ -34,7 +47,9 @@ def tftctl(*words: str) -> subprocess.CompletedProcess[str]:
 def test_every_patch_with_target_state_versions_and_origin(root: Path) -> None:
     result = tftctl("--json")
     assert result.returncode == 0, result.stderr
-    every = json.loads(result.stdout)
+    answer = json.loads(result.stdout)
+    every = answer["patches"]
+    assert answer["troubles"] == []
     rows = {(row["target"], row["group"]): row for row in every if row["state"] != "skipped"}  # of other releases
     train = rows["megatron.training.training:train", HA]
     assert (train["state"], train["kind"], train["needs"]) == ("declared", "wrap", "--enable-high-availability")
@@ -50,13 +65,9 @@ def test_every_patch_with_target_state_versions_and_origin(root: Path) -> None:
     assert manager["state"] == "waiting" and "has not been imported" in manager["detail"]
 
 
-def test_another_checkout_is_read_and_not_imported(tmp_path: Path) -> None:
-    for part in ("core", "training"):
-        (tmp_path / "megatron" / part).mkdir(parents=True)
-        (tmp_path / "megatron" / part / "__init__.py").touch()
-    (tmp_path / "megatron" / "core" / "package_info.py").write_text("MAJOR = 0\nMINOR = 19\nPATCH = 7\n")
-    (tmp_path / "megatron" / "training" / "training.py").write_text("raise SystemExit(9)\ndef train(): ...\n")
-    result = tftctl("--megatron", str(tmp_path))
+def test_another_checkout_is_read_and_not_imported(checkout: Path) -> None:
+    (checkout / "megatron" / "training" / "training.py").write_text("raise SystemExit(9)\ndef train(): ...\n")
+    result = tftctl("--megatron", str(checkout))
     assert result.returncode == 1, result.stderr  # patches are missing
     lines = result.stdout.splitlines()
     every = [line for line in lines if " megatron.training.training:train " in line]
@@ -69,15 +80,97 @@ def test_another_checkout_is_read_and_not_imported(tmp_path: Path) -> None:
 
 
 def test_what_is_no_checkout_is_refused(tmp_path: Path) -> None:
+    for part in ("core", "training"):  # which, empty, an import would take from the Megatron that is installed
+        (tmp_path / "megatron" / part).mkdir(parents=True)
     result = tftctl("--megatron", str(tmp_path))
-    assert result.returncode == 2 and "holds no" in result.stderr
+    assert result.returncode == 2 and "holds no" in result.stderr and "__init__.py" in result.stderr
+
+
+def test_what_a_checkout_lacks_is_not_looked_up_in_the_installed_megatron(checkout: Path) -> None:
+    (checkout / "megatron" / "core" / "package_info.py").unlink()
+    result = tftctl("--megatron", str(checkout), "--json")
+    assert result.returncode == 1, result.stderr
+    rows = [row for row in json.loads(result.stdout)["patches"] if row["target"].startswith("megatron.")]
+    assert rows and not any(row["place"] or row["state"] in ("declared", "applied") for row in rows)
+    assert any("this is of an unknown version" in row["detail"] for row in rows)
+
+
+NOISE = """
+import logging, os, sys
+print("printed"), os.write(1, b"written"), os.system("echo a child")
+logging.basicConfig(stream=sys.stdout)
+def train(): ...
+evaluate = None
+raise SystemExit(3)
+"""
+
+
+def test_only_the_answer_is_on_stdout_and_it_holds_the_troubles(checkout: Path) -> None:
+    (checkout / "megatron" / "training" / "training.py").write_text(NOISE)
+    result = tftctl("--megatron", str(checkout), "--apply", "--json")
+    assert result.returncode == 1
+    answer = json.loads(result.stdout)
+    assert all(word in result.stderr for word in ("printed", "written", "a child"))
+    assert all(trouble in result.stderr for trouble in answer["troubles"])
+    assert any("training.training cannot be imported: SystemExit: 3" in trouble for trouble in answer["troubles"])
+
+
+def test_a_group_that_was_refused_is_not_shown_as_if_it_were_fit(checkout: Path) -> None:
+    source = NOISE.replace("raise SystemExit(3)", "def evaluate_and_print_results(): ...")
+    (checkout / "megatron" / "training" / "training.py").write_text(source)
+    result = tftctl("--megatron", str(checkout), "--apply")
+    assert result.returncode == 1
+    lines = [line.split() for line in result.stdout.splitlines()]
+    states = {line[2]: line[0] for line in lines if len(line) > 3 and line[0] not in ("skipped", "state")}
+    assert states["megatron.training.training:evaluate"] == "missing"
+    assert states["megatron.training.training:train"] == "waiting"
+    assert any(line[:2] == ["missing:", "megatron.training.training:evaluate:"] for line in lines)
+    assert "declared" not in lines[-1] and "missing," in lines[-1]
+
+
+WITHOUT_MEGATRON = """
+import importlib.util
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name.split(".")[0] == "megatron" else find(name, *rest)
+"""
+
+
+def test_that_megatron_is_not_installed_is_said(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text(WITHOUT_MEGATRON)
+    result = tftctl(path=tmp_path)
+    assert result.returncode == 0, result.stderr
+    assert any(line.startswith("megatron: not installed: ") for line in result.stdout.splitlines())
+
+
+def test_a_file_that_cannot_be_read_is_named(checkout: Path) -> None:
+    file = checkout / "megatron" / "training" / "training.py"
+    file.write_bytes(b"\nx = '\xff'\n")
+    result = tftctl("--megatron", str(checkout))
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert f"missing: megatron.training.training:train: {file} cannot be read: " in result.stdout
+
+    file.write_text("\ndef train(:\n")
+    result = tftctl("--megatron", str(checkout), "--apply")
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    assert f"training.training cannot be imported: SyntaxError: invalid syntax (training.py, line 2) ({file}:2)" in (
+        result.stderr
+    )
+
+
+def test_a_torch_that_cannot_be_imported_is_an_error_that_names_the_file(tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("\nraise RuntimeError('no driver')\n")
+    result = tftctl("--json", path=tmp_path)
+    assert result.returncode == 1 and "Traceback" not in result.stderr
+    (trouble,) = json.loads(result.stdout)["troubles"]
+    assert f"RuntimeError: no driver ({tmp_path}/torch/__init__.py:2)" in trouble and "Remedy" in trouble
 
 
 @pytest.mark.full
 def test_all_patches_are_applied_to_the_real_megatron() -> None:
     result = tftctl("--apply", "--json")
     assert result.returncode == 0, result.stderr
-    rows = json.loads(result.stdout)
+    rows = json.loads(result.stdout)["patches"]
     states = {row["state"] for row in rows if row["group"] != "mindspeed" and "and this is" not in row["detail"]}
     assert states == {"applied"}
     # Megatron's own decorators (torch.no_grad and others) are not taken for somebody else's patches.
@@ -184,6 +277,17 @@ def test_found_in_the_sources(tiny: Sources, target: str, module: str) -> None:
 def test_not_found_in_the_sources(tiny: Sources, target: str, reason: str) -> None:
     with pytest.raises(Unfit, match=reason):
         tiny.find(Target.parse(target))
+
+
+@pytest.mark.parametrize("source", [b"def f(:\n", b"x = '\xff'\n", b"\0\n"], ids=["syntax", "utf-8", "null"])
+def test_a_source_that_cannot_be_read_is_named(tiny: Sources, tmp_path: Path, source: bytes) -> None:
+    file = tmp_path / "tiny" / "a.py"
+    file.write_bytes(source)
+    for target in ("tiny.a:f", "tiny.b:f", "tiny:exported"):  # itself, and what imports from it
+        with pytest.raises(Unfit, match=f"{file} cannot be read: "):
+            tiny.find(Target.parse(target))
+    with pytest.raises(PatchError, match=f"the version in {file} cannot be read: .* Remedy"):
+        version_in(file)
 
 
 def test_where_exactly(tiny: Sources) -> None:
@@ -338,6 +442,23 @@ def test_a_package_that_is_left_alone_is_no_warning(
     with caplog.at_level(logging.INFO):
         (row,) = registry.verify("g")
     assert row.others and [record.levelname for record in caplog.records] == ["INFO"]
+
+
+def test_what_was_refused_goes_on_telling_why(host: Path, registry: Registry) -> None:
+    tiny = importlib.import_module("tiny")
+    f, tiny.f = tiny.f, None
+    registry.wrap("tiny:f", group="g")(passing)
+    registry.wrap("tiny:g", group="g")(passing)
+    for _ in range(2):
+        with pytest.raises(PatchError, match="is None"):
+            registry.activate("g")
+        for rows in (registry.list(), registry.survey()):
+            told = {row.target: row for row in rows}
+            assert told["tiny:f"].state == "missing" and "is None" in told["tiny:f"].detail
+            assert told["tiny:g"].state == "waiting" and "refused because of tiny:f" in told["tiny:g"].detail
+    tiny.f = f
+    registry.activate("g")
+    assert {row.state for row in registry.list()} == {"applied"}
 
 
 def test_control_verify_still_refuses_what_does_not_fit(host: Path, registry: Registry) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import importlib
 import importlib.metadata
 import inspect
@@ -75,7 +76,7 @@ def host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Host]:
     yield world
     for module in world.modules():
         sys.modules.pop(module.__name__, None)
-    for name in [name for name in sys.modules if name.partition(".")[0] in ("tiny", "friend", "foreign")]:
+    for name in [name for name in sys.modules if name.partition(".")[0] in ("tiny", "friend", "foreign", "foreign2")]:
         del sys.modules[name]
 
 
@@ -961,6 +962,150 @@ def test_wrapped_by_another_over_us(host: Host, registry: Registry) -> None:
     log.clear()
     assert a.f is theirs and a.f() == "f" and a.C().m() == "m" and log == ["theirs", "theirs"]
     assert friend.renamed is original and vars(a.C)["m"] is not method
+
+
+THIRD = """
+    import tiny.a
+    _orig = tiny.a.f
+    def patched(x): return ("theirs", _orig(x))
+    tiny.a.f = patched
+"""
+
+
+@pytest.fixture
+def ran(host: Host, registry: Registry) -> list[str]:
+    """What ours logged at `tiny.a:f`, which calls itself by its name, and once more by that of a friend."""
+    host.write(
+        "tiny.a",
+        """
+        def f(x):
+            if x == "friend":
+                import friend
+                return friend.f("last")
+            return f(x - 1) if isinstance(x, int) and x > 0 else x
+        """,
+    )
+    host.write("friend", "from tiny.a import f")
+    log: list[str] = []
+    registry.wrap("tiny.a:f", group="g")(marking("ours", log))
+    registry.activate("g")
+    host.load("friend")
+    return log
+
+
+def count(log: list[str], call: Callable[[], Any]) -> int:
+    log.clear()
+    call()
+    return len(log)
+
+
+def test_ours_runs_once_a_call_when_another_kept_the_original_in_its_module(
+    host: Host, registry: Registry, ran: list[str]
+) -> None:
+    a, friend = host.load("tiny.a"), host.load("friend")
+    host.write("foreign", THIRD)
+    third = host.load("foreign")
+    assert count(ran, lambda: a.f("x")) == 1
+    registry.verify("g")
+    for _ in range(2):
+        assert a.f("x") == ("theirs", "x")
+        assert [count(ran, lambda call=call: call("x")) for call in (a.f, friend.f, third._orig)] == [1, 1, 1]
+        with registry.peeled():
+            pass
+
+
+def test_ours_runs_once_a_call_between_two_others_and_when_one_keeps_it_on_the_host(
+    host: Host, registry: Registry, ran: list[str]
+) -> None:
+    host.write("foreign", THIRD)
+    host.write("foreign2", THIRD.replace("_orig = ", "tiny.a.saved = ").replace("_orig(x)", "tiny.a.saved(x)"))
+    a = host.load("tiny.a")
+    for name in ("foreign", "foreign2"):
+        host.load(name)
+        registry.verify("g")
+        assert count(ran, lambda: a.f("x")) == 1
+    assert a.f("x") == ("theirs", ("theirs", "x"))
+    registry.undo()
+    assert count(ran, lambda: a.f("x")) == 0
+
+
+def test_a_target_that_calls_itself_goes_through_ours_each_time(host: Host, registry: Registry, ran: list[str]) -> None:
+    a = host.load("tiny.a")
+    alone = count(ran, lambda: a.f(2)), count(ran, lambda: a.f("friend"))
+    host.write("foreign", THIRD)
+    host.load("foreign")
+    registry.verify("g")
+    assert (count(ran, lambda: a.f(2)), count(ran, lambda: a.f("friend"))) == alone == (3, 2)
+    with pytest.raises(TypeError):
+        a.f(1, 2)
+    assert count(ran, lambda: a.f("x")) == 1, "an error leaves nothing behind"
+
+
+def test_a_name_that_another_wrapped_before_us_is_told(
+    host: Host, registry: Registry, caplog: pytest.LogCaptureFixture
+) -> None:
+    host.write("tiny.a", "def f(): return 'f'\ndef g(): return 'g'\ndef h(): return 'h'")
+    host.write("friend", "from tiny.a import f, g\nfrom tiny import a\ndef h(): return a.h()\nclass g2: pass")
+    a, friend = host.load("tiny.a"), host.load("friend")
+    friend.f = functools.wraps(friend.f)(over(friend.f, []))
+    log: list[str] = []
+    for name in "fgh":
+        registry.wrap(f"tiny.a:{name}", group="g")(marking("ours", log))
+    registry.activate("g")
+    (told,) = registry.verify("g")
+    assert friend.f() == "f" and log == [] and (told.target, told.state) == ("tiny.a:f", "conflict")
+    for text in (told.detail, caplog.text):
+        assert "friend.f " in text and "Remedy" in text
+    assert row(registry, "tiny.a:g").state == row(registry, "tiny.a:h").state == "applied"
+
+    friend.f = functools.wraps(a.f)(over(a.f, []))  # the remedy
+    assert registry.verify("g") == () and row(registry, "tiny.a:f").state == "applied"
+    assert friend.f() == "f" and log == ["ours"]
+
+
+def test_a_name_that_another_did_not_follow_before_us_is_told(host: Host, registry: Registry) -> None:
+    host.write("tiny.a", "def f(): return 'f'")
+    host.write("friend", "from tiny.a import f")
+    host.write(
+        "foreign",
+        """
+        import functools, tiny.a
+        from tiny.a import f
+        @functools.wraps(f)
+        def patched(): return f()
+        tiny.a.f = patched
+        """,
+    )
+    host.load("friend"), host.load("foreign")
+    registry.wrap("tiny.a:f", group="g")(marking("ours", []))
+    registry.activate("g")
+    (told,) = registry.verify("g")
+    assert "friend.f " in told.detail and "foreign.f" not in told.detail, "its own name is beneath ours"
+    registry.leave_alone("friend")
+    registry.verify("g")
+    assert row(registry, "tiny.a:f").state == "applied"
+
+
+@pytest.mark.parametrize("back", ["by hand", "what it found"])
+@pytest.mark.parametrize("seen", [True, False])
+def test_undo_after_another_has_gone_again_is_complete(host: Host, registry: Registry, back: str, seen: bool) -> None:
+    host.write("tiny.a", "def f(): return 'f'\nclass C:\n    def m(self): return 'm'")
+    a = host.load("tiny.a")
+    original, method = a.f, vars(a.C)["m"]
+    for name in ("f", "C.m"):
+        registry.wrap(f"tiny.a:{name}", group="g")(marking("ours", []))
+    registry.activate("g")
+    found = a.f, vars(a.C)["m"]
+    a.f, a.C.m = over(a.f, []), over(a.C.m, [])
+    registry.verify("g")
+    assert "over.<locals>.theirs" in row(registry, "tiny.a:f").detail
+    a.f, a.C.m = (original, method) if back == "by hand" else found
+    if seen:
+        registry.verify("g")
+        assert {(entry.state, entry.detail) for entry in registry.list()} == {("applied", "")}
+    assert registry.undo() == ()
+    assert a.f is original and vars(a.C)["m"] is method
+    assert {entry.state for entry in registry.list()} == {"undone"}
 
 
 def test_undo_beneath_another_passes_through(host: Host, registry: Registry, caplog: pytest.LogCaptureFixture) -> None:
