@@ -129,11 +129,11 @@ def _releases(rows: ModuleType) -> Iterator[str]:
     yield "`--num-distributed-optimizer-instances` has the old norm: on these releases a job that goes on without the"
     yield "plugin goes on exactly where nothing is clipped, and otherwise with that norm."
     yield ""
-    yield "From 0.17 on Megatron's own checkpoints with `--dist-ckpt-optim-fully-reshardable` hold wrong optimizer states"
-    yield "where a gap lies behind a bucket of the gradient buffer: parameters of later buckets get those of their"
-    yield "neighbours, and nothing fails. (Seen with tied embeddings and a pipeline, which have a bucket of their own.) The"
-    yield "plugin mends that, too (`patches/megatron_reshardable.py`): checkpoints of a job with the plugin are right, and so"
-    yield "are those of a drill's unbroken run. Without the plugin leave that flag away."
+    yield "From 0.17 on Megatron's own checkpoints with `--dist-ckpt-optim-fully-reshardable` hold wrong optimizer"
+    yield "states where a gap lies behind a bucket of the gradient buffer: parameters of later buckets get those of"
+    yield "their neighbours, and nothing fails. (Seen with tied embeddings and a pipeline, which have a bucket of their"
+    yield "own.) The plugin mends that, too (`patches/megatron_reshardable.py`): checkpoints of a job with the plugin are"
+    yield "right, and so are those of a drill's unbroken run. Without the plugin leave that flag away."
     yield ""
 
 
