@@ -131,9 +131,9 @@ def _releases(rows: ModuleType) -> Iterator[str]:
     yield ""
     yield "From 0.17 on Megatron's own checkpoints with `--dist-ckpt-optim-fully-reshardable` hold wrong optimizer"
     yield "states where a gap lies behind a bucket of the gradient buffer: parameters of later buckets get those of"
-    yield "their neighbours, and nothing fails. (Seen with tied embeddings and a pipeline, which have a bucket of their"
-    yield "own.) The plugin mends that, too (`patches/megatron_reshardable.py`): checkpoints of a job with the plugin are"
-    yield "right, and so are those of a drill's unbroken run. Without the plugin leave that flag away."
+    yield "their neighbours, and nothing fails. (Seen with tied embeddings and a pipeline, which have a bucket of"
+    yield "their own.) The plugin mends that, too (`patches/megatron_reshardable.py`): checkpoints of a job with the"
+    yield "plugin are right, and so are those of a drill's unbroken run. Without the plugin leave that flag away."
     yield ""
 
 
