@@ -9,7 +9,7 @@ import os
 import socket
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +69,7 @@ def validate_args(wrapped: Callable[..., Any], _instance: Any, args: Arguments, 
     if space.use_distributed_optimizer and hasattr(space, "num_distributed_optimizer_instances"):
         space.num_distributed_optimizer_instances = settings.replicas
     result = wrapped(*args, **kwargs)
-    # Once more, of what a program's own defaults and the files that flags name have put there in the meantime.
-    arguments.or_exit(lambda: _check_proved(settings, space), _rank())
+    arguments.or_exit(lambda: _check_proved(settings, space, megatron_unproved.SETTLED_LATE), _rank())
     from mindspeed_tft import runtime  # not at the top: with every feature off none of it is even imported
 
     runtime.enable(settings, origin)
@@ -110,8 +109,8 @@ def check(settings: Settings, space: Any, environ: Any, origin: Mapping[str, str
     _check_hosts(settings, space, environ)
 
 
-def _check_proved(settings: Settings, space: Any) -> None:
-    unproved = megatron_unproved.first(space, online=settings.strategies() != ("dump",))
+def _check_proved(settings: Settings, space: Any, among: Collection[str] = ()) -> None:
+    unproved = megatron_unproved.first(space, online=settings.strategies() != ("dump",), among=among)
     if unproved is not None:
         raise Refused(unproved.flag, unproved.reason, unproved.remedy)
 

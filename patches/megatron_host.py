@@ -286,9 +286,13 @@ class MegatronHost:
 
     def all_agree(self, mine: bool) -> bool:
         """Whether all ranks say yes: a collective."""
-        vote = torch.tensor([int(mine)], dtype=torch.int64, device=torch.cuda.current_device())
+        return bool(self.lowest(int(mine)))
+
+    def lowest(self, mine: int) -> int:
+        """The least of what all ranks say: a collective."""
+        vote = torch.tensor([mine], dtype=torch.int64, device=torch.cuda.current_device())
         torch.distributed.all_reduce(vote, op=torch.distributed.ReduceOp.MIN)
-        return bool(vote.item())
+        return int(vote.item())
 
     # ------------------------------------------------------------------------------------------- small state
 
@@ -345,6 +349,7 @@ class MegatronHost:
         start = record.start
         if start is None:
             raise files.DumpError(f"no state was kept at the start of step {record.step}")
+        megatron_rollback.begin_evaluation(self, record.step)
         now, batch = self.small_state(record.step), start.counters["batch"]
         validated = start.counters["consumed_valid_samples"] + evaluation_samples(record.step)
         counters = {
@@ -551,11 +556,11 @@ class MegatronHost:
         megatron_rollback.forget_first_times(self)
 
     def load(self, step: int) -> None:
-        base = self._place_of(step)
         self.recovered_by = "rewind"
         self._given = None
         self._buffers_of = (-1, {})
         try:
+            base = self._place_of(step)
             megatron_rewind.rewind(self, step, base)
             self._give_randomness(step)
         except CommunicationAborted:
@@ -567,12 +572,26 @@ class MegatronHost:
         self._saved = {**{saved: place for saved, place in self._saved.items() if saved < step}, step: base}
 
     def _place_of(self, step: int) -> Path:
-        """A newcomer has saved nothing and was told nothing: the others know that the checkpoint is there."""
-        known = self._saved.get(step)
-        if known is not None or args().load is None:
-            return known or self.save_directory()
-        saved = self.checkpoint_directory(self.save_directory(), step).is_dir()
-        return self.save_directory() if saved else Path(os.path.realpath(args().load))
+        """Where the checkpoint of `step` is: a collective of all ranks. A newcomer has saved nothing and was told
+        nothing; what lies in its --save may be of another run, and the others know. Where all are newcomers, it is
+        looked for."""
+        known, world = self._saved.get(step), torch.distributed.get_world_size()
+        knower = self.lowest(torch.distributed.get_rank() if known is not None else world)
+        if knower == world:
+            there = args().load is None or self.checkpoint_directory(self.save_directory(), step).is_dir()
+            return self.save_directory() if there else Path(os.path.realpath(args().load))
+        told = torch.tensor(list(os.fsencode(known or "")), dtype=torch.uint8, device=torch.cuda.current_device())
+        size = -self.lowest(-len(told) if torch.distributed.get_rank() == knower else 0)
+        if torch.distributed.get_rank() != knower:
+            told = torch.empty(size, dtype=torch.uint8, device=torch.cuda.current_device())
+        torch.distributed.broadcast(told, knower)
+        return known or Path(os.fsdecode(bytes(told.tolist())))
+
+    @property
+    def loaded_elsewhere(self) -> bool:
+        """Whether all ranks went back to a checkpoint that is not in --save."""
+        last = self._saved.get(self.last_checkpoint())
+        return self.recovered_by == "rewind" and last not in (None, self.save_directory())
 
     def set_flops(self, value: float) -> None:
         """Operations of all steps so far."""

@@ -69,8 +69,11 @@ def rewind(host: MegatronHost, step: int, base: Path) -> None:
     """
     for rule in megatron_rollback.ABANDON:
         rule(host)
+    host.since = -host.lowest(-host.since)  # a newcomer, which loaded nothing when it started, says 0
     _point_to(host, step, base)
     _load(host, step, base)
+    if step == host.since:
+        _count_as_at_a_start(_args())
     loaded = host.rng()  # making an iterator draws a number: only then is the state of the checkpoint put back
     _data(host, step)
     state = host.small_state(step)
@@ -132,6 +135,18 @@ def _load(host: MegatronHost, step: int, base: Path) -> None:
 
 
 _NO_SEED = 0x7F7_7F7_7F7  # so that it is seen whether random states are loaded: Megatron only prints that they are not
+
+
+def _count_as_at_a_start(space: Any) -> None:
+    """Where a checkpoint has no counts of samples, Megatron works them out when it builds its loaders: as if the job
+    that saved it had had the flags of this one."""
+    if space.consumed_train_samples == 0:
+        space.consumed_train_samples = space.iteration * space.global_batch_size
+    if space.consumed_valid_samples == 0 and space.train_samples is None and space.eval_interval:
+        without = (getattr(space, "start_eval_at_iter", None) or 0) // space.eval_interval
+        evaluations = max(0, space.iteration // space.eval_interval - without)
+        samples = getattr(space, "eval_global_batch_size", space.global_batch_size)
+        space.consumed_valid_samples = evaluations * space.eval_iters * samples
 
 
 def _forget_counts(host: MegatronHost) -> None:

@@ -158,19 +158,32 @@ def data(host: MegatronHost, _state: SmallState) -> None:
             iterator.iterable.rewind()
 
 
-def validation_data(host: MegatronHost, state: SmallState) -> bool:
+def validation_data(host: MegatronHost, step: int) -> bool:
     """An evaluation after step S that was interrupted is not repeated, but its batches are passed over: the next one
     reads what it would have read. True: some were, and what they draw was drawn."""
-    behind = host.evaluated == state.step  # passed over before, or the data were made anew behind it
-    host.evaluated, read = state.step, False
+    behind = host.evaluated == step  # passed over before, or the data were made anew behind it
+    host.evaluated, read = step, False
     for iterator in iterators(host.validation):
         given = iterator.iterable.given if isinstance(iterator.iterable, ReplayIterator) else 0
-        for _ in range(0 if behind else host.evaluation_batches(state.step) - given):
+        for _ in range(0 if behind else host.evaluation_batches(step) - given):
             next(iterator.iterable)
             read = True
         iterator.saved_microbatches = []
         iterator.replaying = False
     return read
+
+
+def begin_evaluation(host: MegatronHost, step: int) -> None:
+    """Where a loader begins anew at its end (cyclic), the first batch of an evaluation may draw a number. The random
+    states of the end of `step`, after its evaluation, are those after this draw, also for whoever gets them from this
+    rank before it has read one."""
+    space = _args()
+    draws = getattr(space, "full_validation", False) or space.dataloader_type == "cyclic"
+    if not draws or host.evaluated == step or not host.evaluation_batches(step):
+        return
+    for iterator in iterators(host.validation):
+        if isinstance(iterator.iterable, ReplayIterator) and not iterator.iterable.given:
+            next(iterator.iterable)
 
 
 def parameters(host: MegatronHost, _state: SmallState) -> None:
@@ -215,8 +228,9 @@ def roll_back(host: MegatronHost, state: SmallState, again: bool) -> None:
     the step after it, whose batches have to come once more, and has the evaluation after `state.step` behind itself."""
     if not again:
         mark_batches(host)
-        if validation_data(host, state):
+        if validation_data(host, state.step):
             state = replace(state, rng=host.rng())
+    host.evaluated = state.step
     for abandon in ABANDON:
         abandon(host)
     for put_back in host.put_back:

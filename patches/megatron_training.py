@@ -51,7 +51,7 @@ def train(wrapped: Callable[..., Any], _instance: Any, args: Arguments, kwargs: 
     session.link.one_way = bool(megatron_rewind.why_not(host))
     session.train_begin(space.iteration, len(host.optimizers()))
     resumed = torch_distributed.alone()
-    host.since = int(space.iteration)
+    host.since = host.evaluated = int(space.iteration)
     runtime.training_begins()
     if resumed:
         mark = megatron_tensorboard.Mark(session, None)
@@ -86,17 +86,19 @@ def _recover(session: Any, exc: BaseException) -> None:
 
 
 def _save_if_due(session: Any, args: Arguments) -> None:
-    """The periodic checkpoint of step S, or that before the batch grows, where the fault came before it or into it."""
-    space, step = megatron_host.args(), session.record.step
+    """The periodic checkpoint of step S, or that before the batch grows, where the fault came before it or into it. And
+    that of a step that was loaded from elsewhere: --save may have later ones that nobody is to go on from."""
+    space, step, host = megatron_host.args(), session.record.step, session.host
     periodic = bool(space.save_interval) and step % space.save_interval == 0
-    if space.save and step and (periodic or session.host.batch_grows_after(step)):
+    if space.save and step and (periodic or host.batch_grows_after(step) or host.loaded_elsewhere):
         _save(session, args)
 
 
 def _exit_if_due(session: Any, args: Arguments) -> None:
-    """The end of the job at --exit-interval, where the fault came between step S and it."""
+    """The end of the job at --exit-interval, where the fault came between step S and it. Not where S is the step that
+    this run began behind: Megatron asks only after a step."""
     space, step = megatron_host.args(), session.record.step
-    if not (space.exit_interval and step and step % space.exit_interval == 0):
+    if not (space.exit_interval and step > session.host.since and step % space.exit_interval == 0):
         return
     if space.save:
         _save(session, args)

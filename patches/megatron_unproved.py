@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, NamedTuple
 
 from mindspeed_tft.settings import flag_of
@@ -85,6 +85,9 @@ _IN_THE_WAY_OF_REPAIRS = frozenset(
         "save_tokens_per_expert_interval",
     )
 )
+
+# A program's own defaults and the files that flags name are in Megatron's arguments only once it has validated them.
+SETTLED_LATE = ("iterations_to_skip", "dataloader_type")
 
 UNPROVED: tuple[Unproved, ...] = (
     # ------------------------------------------------------------------------------------------ parallelism
@@ -275,10 +278,15 @@ UNPROVED: tuple[Unproved, ...] = (
 )
 
 
-def first(space: Any, table: tuple[Unproved, ...] = UNPROVED, online: bool = True) -> Unproved | None:
+def first(
+    space: Any, table: tuple[Unproved, ...] = UNPROVED, online: bool = True, among: Collection[str] = ()
+) -> Unproved | None:
     """The first option of Megatron's arguments that is refused, if there is one. Options that this Megatron does not
-    know are not looked at. `online`: whether faults are repaired, or processes started again."""
+    know are not looked at. `online`: whether faults are repaired, or processes started again. `among`: these
+    attributes alone."""
     for option in table:
+        if among and option.attribute not in among:
+            continue
         if option.online and not online:
             continue
         if hasattr(space, option.attribute) and option.wrong(getattr(space, option.attribute)):

@@ -118,6 +118,17 @@ def test_where_all_go_back_everybody_gets_its_own_random_states(drill: Callable[
 # --------------------------------------------------------------------- newcomers in a repair that did not end
 
 
+@pytest.mark.parametrize(("preset", "restarted"), [("recover", [1]), ("dump", [0, 1, 2, 3])])
+def test_the_draw_of_the_first_evaluation_comes_before_the_random_states_are_given_away(
+    drill: Callable[..., Drilled], preset: str, restarted: list[int]
+) -> None:
+    """Cyclic data draw a number when they are read for the first time, here in the evaluation behind the fault."""
+    evaluation = ("--dataloader-type", "cyclic", "--eval-interval", "4", "--eval-iters", "2")
+    dropout = ("--hidden-dropout", "0.2", "--attention-dropout", "0.2")
+    found = drill("--preset", preset, "--fault", "kill@1:4:update", "--", *evaluation, *dropout)
+    _assert_exact(found, preset, restarted)
+
+
 @pytest.mark.parametrize("own_randomness", [(), OWN_RANDOMNESS])
 def test_a_newcomer_whose_rollback_is_cut_short_stands_where_it_was_put(
     drill: Callable[..., Drilled], own_randomness: tuple[str, ...]
@@ -186,6 +197,32 @@ def test_control_a_checkpoint_that_was_loaded_whole_is_gone_back_to(
     report = found.report
     assert [(each["strategy"], each["step"]) for each in report["recoveries"]] == [("rewind", LOADED)], found.output
     assert (report["steps_lost"], report["compared"]["different"]) == (1, 0)
+    again = found.directory / "dump" / f"iter_{LOADED:07d}"
+    assert again.is_dir(), "--save may hold later steps that nobody is to go on from: its tracker has to name this one"
+
+
+def test_a_job_that_was_resumed_at_its_exit_interval_goes_on(
+    drill: Callable[..., Drilled], load: tuple[str, ...]
+) -> None:
+    """The fault comes into its first step, so that it goes back to where it began."""
+    end = ("--exit-interval", str(LOADED), "--lr-decay-iters", "12")
+    found = drill("--preset", "retry", "--fault", "uce@1:5:backward", "--steps", "8", "--", *load, *end)
+    _assert_exact(found, "retry", [])
+
+
+def test_all_go_back_to_the_checkpoint_that_the_others_know(
+    drill: Callable[..., Drilled], unbroken: Callable[..., Path], load: tuple[str, ...]
+) -> None:
+    """A newcomer without any holder of its shard; cyclic data, of which it draws as those that were there before; and
+    samples of evaluations that are counted as at the start."""
+    found = drill(
+        *("--preset", "recover", "--replicas", "1", "--fault", "kill@1:6:backward", "--"),
+        *(*load, "--dataloader-type", "cyclic", "--eval-interval", "4", "--eval-iters", "1"),
+        *("--hidden-dropout", "0.2", "--attention-dropout", "0.2"),
+    )
+    report = found.report
+    assert [(each["strategy"], each["step"]) for each in report["recoveries"]] == [("recover", LOADED)], found.output
+    assert (report["processes_restarted"], report["compared"]["different"]) == ([1], 0)
 
 
 # --------------------------------------------------------------------- a job that ends between two steps

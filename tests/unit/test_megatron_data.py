@@ -78,7 +78,7 @@ class Validation:
         return 3 if step % 4 == 0 else 0
 
     def pass_over(self, step: int) -> bool:
-        return megatron_rollback.validation_data(self, SimpleNamespace(step=step))  # type: ignore[arg-type]
+        return megatron_rollback.validation_data(self, step)  # type: ignore[arg-type]
 
 
 def test_batches_of_an_interrupted_evaluation_are_passed_over_once() -> None:
@@ -89,6 +89,31 @@ def test_batches_of_an_interrupted_evaluation_are_passed_over_once() -> None:
     assert next(host.read) == 3
     host.validation.iterable.mark()  # a step begins
     assert host.pass_over(8) is True, "another evaluation"
+
+
+def test_a_repeated_step_has_its_evaluation_behind_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step 5 was begun and is given up; another fault comes before it begins again."""
+    monkeypatch.setattr(megatron_rollback, "ABANDON", ())
+    host: Any = Validation()
+    host.put_back = ()
+    host.validation.iterable.mark()
+    megatron_rollback.roll_back(host, SimpleNamespace(step=4), again=True)  # type: ignore[arg-type]
+    assert host.pass_over(4) is False
+    assert next(host.read) == 0
+
+
+@pytest.mark.parametrize(("kind", "first"), [("cyclic", 1), ("single", 0)])
+def test_the_draw_of_an_evaluation_that_has_not_begun_belongs_to_the_step(
+    kind: str, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host: Any = Validation()
+    monkeypatch.setattr(megatron_rollback, "_args", lambda: SimpleNamespace(dataloader_type=kind))
+    for _ in range(2):
+        megatron_rollback.begin_evaluation(host, 4)
+        megatron_rollback.begin_evaluation(host, 5)
+    assert host.validation.iterable.given == first
+    assert host.pass_over(4) is True
+    assert next(host.read) == 3, "its three batches, and no more"
 
 
 def test_batches_behind_which_data_were_made_anew_are_not_passed_over() -> None:
