@@ -185,6 +185,9 @@ def test_an_unknown_torch_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch, caps
     said = capsys.readouterr().err
     assert "will not be started again alone" in said and "_terminate_process_handler" in said
     assert api.SubprocessContext.__dict__["_poll"] is before
+    monkeypatch.undo()  # which the next try finds, and remembers nothing of this one
+    torch_elastic.install()
+    torch_elastic.uninstall()
 
 
 def test_a_wrong_variable_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
