@@ -8,6 +8,7 @@ its `finally` would switch gradient reduction on in the middle of the retried st
 from __future__ import annotations
 
 import importlib
+import logging
 import random
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -22,6 +23,8 @@ from mindspeed_tft.recovery.replay import ReplayIterator
 
 if TYPE_CHECKING:
     from mindspeed_tft.patches.megatron_host import MegatronHost
+
+log = logging.getLogger(__name__)
 
 
 def _module(name: str) -> Any:
@@ -176,14 +179,22 @@ def validation_data(host: MegatronHost, step: int) -> bool:
 def begin_evaluation(host: MegatronHost, step: int) -> None:
     """Where a loader begins anew at its end (cyclic), the first batch of an evaluation may draw a number. The random
     states of the end of `step`, after its evaluation, are those after this draw, also for whoever gets them from this
-    rank before it has read one."""
+    rank before it has read one. Where it cannot be read, a dump is worth more than one draw, and a rollback says so.
+    """
     space = _args()
     draws = getattr(space, "full_validation", False) or space.dataloader_type == "cyclic"
     if not draws or host.evaluated == step or not host.evaluation_batches(step):
         return
     for iterator in iterators(host.validation):
         if isinstance(iterator.iterable, ReplayIterator) and not iterator.iterable.given:
-            next(iterator.iterable)
+            try:
+                next(iterator.iterable)
+            except Exception:
+                log.warning(
+                    "no batch of the evaluation after step %d can be read: random states are those before it",
+                    step,
+                    exc_info=True,
+                )
 
 
 def parameters(host: MegatronHost, _state: SmallState) -> None:

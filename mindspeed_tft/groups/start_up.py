@@ -69,7 +69,7 @@ def _share(operation: str, args: Sequence[Any], outputs: Sequence[torch.Tensor])
 def _fold(outputs: Sequence[torch.Tensor], share: int) -> list[torch.Tensor]:
     """Equal tensors, or one of equal parts of `share` bytes: the different ones among them, uint8 (different, share),
     and which of these each one is, uint8 or int32 (parts,)."""
-    rows = torch.cat([tensor.detach().cpu().contiguous().view(-1).view(torch.uint8) for tensor in outputs])
+    rows = torch.cat([tensor.detach().contiguous().view(-1).view(torch.uint8) for tensor in outputs]).cpu()
     different, which = torch.unique(rows.view(-1, share), dim=0, return_inverse=True)
     return [different, which.to(torch.uint8 if len(different) <= 256 else torch.int32)]
 

@@ -116,6 +116,16 @@ def test_the_draw_of_an_evaluation_that_has_not_begun_belongs_to_the_step(
     assert next(host.read) == 3, "its three batches, and no more"
 
 
+def test_a_dump_does_not_fail_because_the_evaluation_behind_it_has_no_data(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    host: Any = Validation()
+    host.validation.iterable = ReplayIterator(iter(()))
+    monkeypatch.setattr(megatron_rollback, "_args", lambda: SimpleNamespace(dataloader_type="cyclic"))
+    megatron_rollback.begin_evaluation(host, 4)
+    assert "no batch of the evaluation after step 4 can be read" in caplog.text
+
+
 def test_batches_behind_which_data_were_made_anew_are_not_passed_over() -> None:
     """A newcomer has read none of them, and another fault comes before its first step."""
     host = Validation()
